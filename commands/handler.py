@@ -154,6 +154,8 @@ class Handler:
         """By partition, the offset expected and the one received. Received twice, the gap is the topic's own."""
         self._attempts: dict[int, _Attempt] = {}
         """By partition whose next commands are an attempt, the one before."""
+        self._decided: dict[int, TopicPartition] = {}
+        """How far since the group was told."""
         self._rebalanced = False
         self._timers: dict[int, tuple[float, Callable[[], Action | None]]] = {}
         self._due_database = 0.0
@@ -221,10 +223,17 @@ class Handler:
         self._request(self._due(batches, now))
 
     def _check(self, now: float) -> None:
-        """Topics may be recreated, and a restored database may lack command types, while no command comes in that would show it."""
+        """Topics may be recreated, and a restored database may lack command types, while no command comes in that would show it.
+
+        What was decided is told to the group: who asks how far the handlers are knows of repeated commands from there alone.
+        """
         if now < self._due_check:
             return
         self._due_check = now + CHECK_S
+        if self._decided:
+            with suppress(KafkaException):
+                self._consumer.commit(offsets=[*self._decided.values()], asynchronous=True)
+            self._decided.clear()
         with suppress(clients.KafkaUnavailable):
             commands, events = (self._unchanged(topic) for topic in self._topics)
             self._topics = commands, events
@@ -406,10 +415,13 @@ class Handler:
                 continue
             writer = batch.writer
             is_attempt = partition in self._attempts
-            actions = writer.on_commands(self._attempted(partition, batch.commands), snapshot, now)
+            commands = self._attempted(partition, batch.commands)
+            actions = writer.on_commands(commands, snapshot, now)
             for action in actions:
                 self._execute(writer, action)
             _count(actions)
+            if commands and writer.phase is Phase.SERVING:
+                self._decided[partition] = self._mark(commands[-1].offset + 1, partition)
             if is_attempt and actions:  # if this process ends from here on, it was not because of these
                 self._producer.now.flush(ATTEMPT_S)
             if partition in self._paused and partition not in self._held and writer.phase is Phase.SERVING:
@@ -434,11 +446,15 @@ class Handler:
         if number > ATTEMPTS:
             log.error("handler %s: %s ended %d handlers", self.name, commands[0].named, ATTEMPTS)
             return [msgspec.structs.replace(one, command=None, rejection=_ENDED) for one in commands]
-        kept = msgspec.json.encode(_Attempt(number, first, last)).decode()
         with suppress(KafkaException):  # then it is not counted
-            here = TopicPartition(self.settings.commands_topic, partition, first, metadata=kept)
-            self._consumer.commit(offsets=[here], asynchronous=False)
+            mark = self._mark(first, partition, _Attempt(number, first, last))
+            self._consumer.commit(offsets=[mark], asynchronous=False)
         return commands
+
+    def _mark(self, decided: int, partition: int, attempt: _Attempt | None = None) -> TopicPartition:
+        """What the group is to keep. It has a text, other than what asks the group for its confirmation."""
+        kept = msgspec.json.encode(attempt or self._attempts.get(partition, _Attempt())).decode()
+        return TopicPartition(self.settings.commands_topic, partition, decided, metadata=kept)
 
     def _read_on(self, writer: Writer) -> None:
         """Read commands of the writer's partition, from the next one on.
@@ -522,6 +538,7 @@ class Handler:
                 self._next[partition] = offset
                 self._gaps.pop(partition, None)
                 self._attempts[partition] = self._last_attempt(partition)
+                self._decided[partition] = self._mark(offset, partition)
                 self._read_on(writer)
             case Wait(why):
                 self._log_progress(writer, why)
@@ -662,7 +679,7 @@ class Handler:
     def _on_commit(self, failed: KafkaError | None, offsets: list[TopicPartition]) -> None:
         """The group's answer."""
         for offset in offsets:
-            writer, _ = self._confirming.pop(offset.partition, (None, 0.0))
+            writer, _ = (None, 0.0) if offset.metadata else self._confirming.pop(offset.partition, (None, 0.0))
             error = failed or offset.error
             if error is not None and _ends(error):
                 self._on_finished(error)
@@ -748,7 +765,7 @@ class Handler:
 
     def _drop(self, partitions: list[int]) -> None:
         for partition in partitions:
-            for kept in (self.writers, self._held, self._timers, self._attempts):
+            for kept in (self.writers, self._held, self._timers, self._attempts, self._decided):
                 kept.pop(partition, None)
             self._paused.discard(partition)
             self._refused.discard(partition)
