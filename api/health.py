@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
 from typing import NotRequired
@@ -20,9 +21,13 @@ from infra.errors import SamefoldError
 from infra.observability import metrics
 from infra.personal.keys import Keys
 from infra.settings import Settings
-from projections.engine.live.lag import Lags, tell_lags
+from projections.engine.live.lag import Lags, standing_still, tell_lags
 from projections.engine.views.view import CORE
 
+log = logging.getLogger(__name__)
+
+LOG_S = 60.0
+"""Between two log lines of what stands still."""
 BLIND_S = 10.0
 """The age of the last complete snapshot at which the checks themselves must be broken, unless a store is known to be wrong."""
 SUBJECTS = ("kafka", "database", "topics", "contract", "views")
@@ -58,6 +63,8 @@ class Ready(TypedDict):
     checks: dict[str, Checked]
     stopped_views: NotRequired[dict[str, str]]
     """By name, the code of why each stopped. Other requests are served as ever, so this process is ready."""
+    standing_still: NotRequired[dict[str, str]]
+    """By agent, and for the handlers, where it has longest been without a move although there is something to do."""
 
 
 class Readiness:
@@ -71,6 +78,8 @@ class Readiness:
         self._issuer = issuer
         """None where SAMEFOLD_AUTH=off."""
         self._lags = Lags()
+        self._undecided = Lags()
+        self._log_at = 0.0
         self._seen: HealthSnapshot | None = None
         stores.subscribe(self.checked)
 
@@ -89,9 +98,18 @@ class Readiness:
         if seen is not None and seen is not self._seen:
             self._seen = seen
             self._lags.saw(seen.at, seen.positions, seen.ends)
-            tell_lags(self._lags.now, seen.views)
+            decided, ends = ({at: one[which] for at, one in seen.commands.items()} for which in (0, 1))
+            self._undecided.saw(seen.at, {"handlers": decided}, ends)
+            tell_lags(self._lags.now | self._undecided.now, seen.views)
+            if (still := self.standing_still) and seen.at >= self._log_at:
+                self._log_at = seen.at + LOG_S
+                log.warning("standing still: %s", "; ".join(f"{who}: {what}" for who, what in still.items()))
         for name, error in self.checks().items():
             metrics.READY.labels(name).set(error is None)
+
+    @property
+    def standing_still(self) -> dict[str, str]:
+        return standing_still(self._lags.now | self._undecided.now, self._settings.api_stall_s)
 
     @property
     def stopped_views(self) -> dict[str, str]:
@@ -150,6 +168,8 @@ async def _ready(request: Request) -> Response:
     ready = Ready(status="ready", checks=checks)
     if stopped := readiness.stopped_views:
         ready["stopped_views"] = stopped
+    if still := readiness.standing_still:
+        ready["standing_still"] = still
     return Response(msgspec.json.encode(ready), media_type=JSON)
 
 

@@ -11,7 +11,8 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ import psycopg
 from confluent_kafka import KafkaException
 from psycopg_pool import AsyncConnectionPool
 
+from commands import release
 from commands.outcomes import ReadModelNotSetUp
 from infra.database.connect import named, naming
 from infra.database.deadline import ended_after
@@ -85,6 +87,8 @@ class HealthSnapshot:
     """Of the log, by partition; read after the positions, so never behind them."""
     views: Sequence[tuple[str, int, str | None]]
     """What each view or policy leaves out: the rows of `VIEWS`."""
+    commands: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """By partition that handlers of this release have, how far they are decided, and their end."""
 
     def behind(self, agent: str) -> int:
         """Records that the log holds and the agent has not folded."""
@@ -206,7 +210,8 @@ class StoreChecks:
             positions: dict[str, dict[int, int]] = {}
             for agent, partition, next_offset in rows[0] or ():
                 positions.setdefault(agent, {})[partition] = next_offset
-            self.seen = HealthSnapshot(time.monotonic(), self.live, positions, ends, rows[3] or ())
+            commands = await self._checked("kafka", self._in_thread(self._ask_commands)) or {}
+            self.seen = HealthSnapshot(time.monotonic(), self.live, positions, ends, rows[3] or (), commands)
 
     async def _checked(self, subject: str, asked: Awaitable[T]) -> T | None:
         """The store's answer, or None with the reason in `failures`."""
@@ -252,6 +257,14 @@ class StoreChecks:
 
     async def _ask_ends(self, events: Topic) -> dict[int, int]:
         return await self._in_thread(partial(topics.ends, events, self._admin))
+
+    def _ask_commands(self) -> dict[int, tuple[int, int]]:
+        """`HealthSnapshot.commands`; none where this process may not ask for the handlers' group."""
+        with suppress(KafkaException):
+            decided = release.decided(self._admin, self._settings.group_prefix)
+            ends = topics.ends(self.topics()[0], self._admin)
+            return {partition: (offset, ends[partition]) for partition, offset in decided.items()}
+        return {}
 
     async def _ask_topics(self) -> None:
         """Create missing topics at the first check, as handlers and agents do; later, compare them with the contract."""

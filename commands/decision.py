@@ -12,6 +12,7 @@ from infra.domain_model.storable import encode as encode_value
 from infra.domain_model.storable import require_same
 from infra.errors import in_words
 from infra.log.records import Commit, EventRecord, Reason, encode
+from infra.processes.time_limit import TooSlow, watched
 
 
 class Versioned(msgspec.Struct, frozen=True):
@@ -29,10 +30,12 @@ class Decided(msgspec.Struct, frozen=True):
     after: Versioned
 
 
+@watched(lambda local: local["received"].named)
 def decide(received: Received, before: Versioned, *, epoch: int, seq: int, max_bytes: int) -> Decided:
     """Decide a command on the state of its stream. Pure; raises nothing that depends on the command or the domain's code.
 
-    A refusal, a version conflict, a defect of the domain's code and a commit of more than `max_bytes` become rejections.
+    A refusal, a version conflict, a defect of the domain's code, a decision that does not end in time and a commit of more than
+    `max_bytes` become rejections.
     """
     if received.rejection is not None:
         return _rejection(received, before, received.rejection, epoch, seq)
@@ -65,6 +68,8 @@ def decide(received: Received, before: Versioned, *, epoch: int, seq: int, max_b
         value = encode(commit)
     except Refusal as refusal:
         return _rejection(received, before, reason(refusal.code, refusal.message), epoch, seq)
+    except TooSlow as slow:
+        return _rejection(received, before, reason("failed", str(slow)), epoch, seq)
     except MemoryError:
         raise
     except (

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 import psycopg
@@ -26,7 +26,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from opentelemetry.trace import Span, SpanKind
 
 from commands import release
-from commands.intake import Intake, Received, receive
+from commands.intake import Intake, Received, reason, receive
 from commands.snapshots import Question, SnapshotReader
 from commands.writer import (
     Action,
@@ -55,6 +55,7 @@ from infra.observability import logs, metrics, tracing
 from infra.processes.faultpoints import reach
 from infra.processes.garbage_collector import collect_seldom
 from infra.processes.process_end import AGAIN, exit_code_of
+from infra.processes.time_limit import limit_calls
 from infra.settings import Settings
 from projections.engine.live.startup import Contract, check_contract
 from projections.engine.store.command_types import CommandType, make_types_live
@@ -76,6 +77,9 @@ CHECK_WITHIN_S = 2.0
 """Commands wait while a check runs."""
 CONFIRM_S = (0.05, 0.3)
 CONFIRM_WITHIN_S = 20.0
+ATTEMPTS = 3
+ATTEMPT_S = 5.0
+"""For what the group keeps of an attempt, and for the acknowledgement of its commits."""
 GROUPS_S = 1.0
 """Between two queries for the groups of other releases."""
 
@@ -116,6 +120,14 @@ Batches = Mapping[int, _Batch]
 """By partition."""
 
 
+class _Attempt(NamedTuple):
+    """The `number`th one at deciding the commands of these offsets at once (ADR 19)."""
+
+    number: int = 0
+    first: int = -1
+    last: int = -1
+
+
 class Handler:
     """One handler process. `run` returns after `stop`, and raises a named error when the process must end.
 
@@ -140,6 +152,10 @@ class Handler:
         """Offset of the next command by partition, while its writer serves."""
         self._gaps: dict[int, tuple[int, int]] = {}
         """By partition, the offset expected and the one received. Received twice, the gap is the topic's own."""
+        self._attempts: dict[int, _Attempt] = {}
+        """By partition whose next commands are an attempt, the one before."""
+        self._decided: dict[int, TopicPartition] = {}
+        """How far since the group was told."""
         self._rebalanced = False
         self._timers: dict[int, tuple[float, Callable[[], Action | None]]] = {}
         self._due_database = 0.0
@@ -207,10 +223,17 @@ class Handler:
         self._request(self._due(batches, now))
 
     def _check(self, now: float) -> None:
-        """Topics may be recreated, and a restored database may lack command types, while no command comes in that would show it."""
+        """Topics may be recreated, and a restored database may lack command types, while no command comes in that would show it.
+
+        What was decided is told to the group: who asks how far the handlers are knows of repeated commands from there alone.
+        """
         if now < self._due_check:
             return
         self._due_check = now + CHECK_S
+        if self._decided:
+            with suppress(KafkaException):
+                self._consumer.commit(offsets=[*self._decided.values()], asynchronous=True)
+            self._decided.clear()
         with suppress(clients.KafkaUnavailable):
             commands, events = (self._unchanged(topic) for topic in self._topics)
             self._topics = commands, events
@@ -362,6 +385,8 @@ class Handler:
                 continue
             writer = batch.writer
             now = batch.commands[: max(writer.room, 0)]
+            if now and now[0].offset <= self._attempts.get(partition, _Attempt()).last:
+                now = now[:1]  # one of these ended the handler before
             if rest := batch.commands[len(now) :]:
                 self._hold(partition, _Batch(writer, batch.epoch, rest), BEHIND_RETRY_S)
             wanted[partition] = _Batch(writer, batch.epoch, now)
@@ -389,12 +414,47 @@ class Handler:
             if not self._is_current(batch):
                 continue
             writer = batch.writer
-            actions = writer.on_commands(batch.commands, snapshot, now)
+            is_attempt = partition in self._attempts
+            commands = self._attempted(partition, batch.commands)
+            actions = writer.on_commands(commands, snapshot, now)
             for action in actions:
                 self._execute(writer, action)
             _count(actions)
+            if commands and writer.phase is Phase.SERVING:
+                self._decided[partition] = self._mark(commands[-1].offset + 1, partition)
+            if is_attempt and actions:  # if this process ends from here on, it was not because of these
+                self._producer.now.flush(ATTEMPT_S)
             if partition in self._paused and partition not in self._held and writer.phase is Phase.SERVING:
                 self._read_on(writer)
+
+    def _last_attempt(self, partition: int) -> _Attempt:
+        try:
+            [kept] = self._consumer.committed([TopicPartition(self.settings.commands_topic, partition)], ATTEMPT_S)
+        except KafkaException:  # then it is not counted
+            return _Attempt()
+        return msgspec.json.decode(kept.metadata, type=_Attempt) if kept.metadata else _Attempt()
+
+    def _attempted(self, partition: int, commands: list[Received]) -> list[Received]:
+        """The commands to decide, or to reject. If they are an attempt, the group keeps that now, beside the partition's offset."""
+        before = self._attempts.get(partition)
+        if before is None or not commands:
+            return commands
+        first, last = commands[0].offset, commands[-1].offset
+        number = before.number + 1 if before[1:] == (first, last) else 1
+        if last >= before.last:
+            del self._attempts[partition]
+        if number > ATTEMPTS:
+            log.error("handler %s: %s ended %d handlers", self.name, commands[0].named, ATTEMPTS)
+            return [msgspec.structs.replace(one, command=None, rejection=_ENDED) for one in commands]
+        with suppress(KafkaException):  # then it is not counted
+            mark = self._mark(first, partition, _Attempt(number, first, last))
+            self._consumer.commit(offsets=[mark], asynchronous=False)
+        return commands
+
+    def _mark(self, decided: int, partition: int, attempt: _Attempt | None = None) -> TopicPartition:
+        """What the group is to keep. It has a text, other than what asks the group for its confirmation."""
+        kept = msgspec.json.encode(attempt or self._attempts.get(partition, _Attempt())).decode()
+        return TopicPartition(self.settings.commands_topic, partition, decided, metadata=kept)
 
     def _read_on(self, writer: Writer) -> None:
         """Read commands of the writer's partition, from the next one on.
@@ -477,6 +537,8 @@ class Handler:
                 self._log_progress(writer, f"epoch {writer.epoch}, serving from command {offset}")
                 self._next[partition] = offset
                 self._gaps.pop(partition, None)
+                self._attempts[partition] = self._last_attempt(partition)
+                self._decided[partition] = self._mark(offset, partition)
                 self._read_on(writer)
             case Wait(why):
                 self._log_progress(writer, why)
@@ -617,7 +679,7 @@ class Handler:
     def _on_commit(self, failed: KafkaError | None, offsets: list[TopicPartition]) -> None:
         """The group's answer."""
         for offset in offsets:
-            writer, _ = self._confirming.pop(offset.partition, (None, 0.0))
+            writer, _ = (None, 0.0) if offset.metadata else self._confirming.pop(offset.partition, (None, 0.0))
             error = failed or offset.error
             if error is not None and _ends(error):
                 self._on_finished(error)
@@ -703,7 +765,7 @@ class Handler:
 
     def _drop(self, partitions: list[int]) -> None:
         for partition in partitions:
-            for kept in (self.writers, self._held, self._timers):
+            for kept in (self.writers, self._held, self._timers, self._attempts, self._decided):
                 kept.pop(partition, None)
             self._paused.discard(partition)
             self._refused.discard(partition)
@@ -783,6 +845,9 @@ _REFUSALS = {
     ),
 }
 """Message and hint by the reason of a `Refuse`."""
+_ENDED = reason(
+    "failed", f"ended-the-handler: its decision ended {ATTEMPTS} handlers; their logs or exit codes say how"
+)
 _ACCEPTED = metrics.HANDLER_COMMITS.labels("accepted")
 _REJECTED = metrics.HANDLER_COMMITS.labels("rejected")
 
@@ -834,6 +899,7 @@ def main() -> NoReturn:
 
     def work() -> None:
         metrics.serve(settings)
+        limit_calls(settings.decide_limit_s)
         handler.run()
 
     # not sys.exit: it would wait for requests to an unavailable broker, and a process may die at any point

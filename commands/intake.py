@@ -66,6 +66,10 @@ class Received(msgspec.Struct, frozen=True):
     headers: Headers | None = None
     """The trace's headers, for the commit's record."""
 
+    @property
+    def named(self) -> str:
+        return f"command {type(self.command).__name__} {self.id} of {self.stream}"
+
 
 def receive(record: Record, intake: Intake) -> Received:
     """Check everything that does not need the stream's state. Raises nothing, whatever the record holds."""

@@ -14,7 +14,7 @@ import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping
 
-from confluent_kafka import ConsumerGroupState, KafkaException
+from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, KafkaException
 from confluent_kafka.admin import AdminClient, ConsumerGroupListing
 
 from infra.domain_model.contexts import contexts
@@ -55,6 +55,15 @@ def alive(admin: Admin, prefix: str) -> list[str]:
         for one in admin.ask(_groups)
         if one.state not in _GONE and one.group_id.startswith(names.handlers(prefix))
     ]
+
+
+def decided(admin: Admin, prefix: str) -> dict[int, int]:
+    """By partition, how far this release's handlers have told that they are. Raises KafkaUnavailable, KafkaException."""
+    group = ConsumerGroupTopicPartitions(group_of(prefix))
+    [found] = admin.ask(
+        lambda client, within_s: client.list_consumer_group_offsets([group], request_timeout=within_s)
+    ).values()
+    return {one.partition: one.offset for one in found.result().topic_partitions}
 
 
 def require_alone(settings: Settings, types: Collection[CommandType]) -> None:

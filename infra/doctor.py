@@ -3,16 +3,19 @@
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.errors import SamefoldError, in_words
+from infra.errors import NotConfigured, SamefoldError, in_words
 from infra.settings import PREFIX, Settings
 
 MIN_PYTHON = (3, 11)
 MIN_DISK_GB = 2
 KAFKA_S = 5.0
+STILL_S = 7.0
+"""Handlers tell how far they are every five seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ def examine() -> list[Finding]:
     if all(found.ok for found in findings[-2:]):  # else it would only repeat that they are unavailable
         findings.append(_look("archive", lambda: _archive(known)))
         findings.append(_look("personal values", lambda: _personal(known)))
+        findings.append(_look("standing still", lambda: _still(known)))
     return findings
 
 
@@ -220,6 +224,37 @@ def _archive(settings: Settings) -> str:
                 "Records are missing: restore the topic, or the database that knows the archive.",
             )
     return f"{sum(ends.values()):,} of {sum(topic.end.values()):,} records ({settings.archive})"
+
+
+def _still(settings: Settings) -> str:
+    """Compares two looks at who has something to do."""
+    from commands.release import decided
+    from infra.database.connect import DatabaseBehind, connect, naming
+    from infra.log.topics import Admin, TopicMissing, describe
+    from projections.engine.store.positions import AGENTS
+
+    def look() -> set[tuple[str, int, int]]:
+        commands, events = (describe(settings, topic).end for topic in (settings.commands_topic, settings.events_topic))
+        with naming(settings), connect(settings, "doctor") as connection:
+            query = f"select agent, partition, next_offset from positions where topic = %s and agent in {AGENTS}"  # noqa: S608
+            agents = connection.execute(query, [settings.events_topic]).fetchall()
+        handlers = decided(Admin(settings), settings.group_prefix).items()
+        return {(who, at, offset) for who, at, offset in agents if offset < events[at]} | {
+            ("handlers", at, offset) for at, offset in handlers if offset < commands[at]
+        }
+
+    try:
+        if before := look():
+            time.sleep(STILL_S)
+            if still := sorted(before & look()):
+                raise Unfit(
+                    "; ".join(f"{who}: partition {at} at offset {offset}" for who, at, offset in still)
+                    + f" did not move within {STILL_S:.0f} s, although there is more.",
+                    "Are its processes running (`samefold run`)? Their logs say why they wait.",
+                )
+    except (NotConfigured, TopicMissing, DatabaseBehind):
+        return "nobody has begun yet"
+    return "nobody"
 
 
 def _personal(settings: Settings) -> str:

@@ -1,7 +1,8 @@
 """The errors of folding and committing.
 
 EngineStop                  the log can't be folded beyond an event; everything before it can
-├── PoisonEvent             a view's function failed, or the database refused its row
+├── PoisonEvent             a view's function failed, or the database refused its row:
+│   └── TooSlowFold         it did not end within the time limit
 ├── OtherCode               the record is one that other code folds:
 │   └── UnknownEvent        a counted commit has a type or context that this code does not know
 ├── UnreadableEvent         an event of a known type does not decode
@@ -16,7 +17,9 @@ from typing import ClassVar
 from infra.domain_model.contexts import unreadable_hint
 from infra.errors import SamefoldError, in_words
 from infra.log.rule import Reading
+from infra.processes.time_limit import TooSlow
 from projections.engine.views.core_views import OUTCOMES, snapshot_view_name
+from projections.engine.views.event_context import At
 
 POLICY = "policy_"
 """What the view name of a policy begins with."""
@@ -51,6 +54,19 @@ class PoisonEvent(EngineStop):
         self.stream = stream
         self.version = version
         self.cause = what
+
+
+class TooSlowFold(PoisonEvent):
+    """A view's function did not end within the time limit. It never parks: a rebuild may be quicker, and would differ."""
+
+    code: ClassVar[str] = "too-slow"
+
+
+def poison(view: str, at: At, error: Exception | TooSlow) -> PoisonEvent:
+    if isinstance(error, MemoryError):
+        raise error  # not the event's fault: another process may be able to fold it
+    kind, cause = (TooSlowFold, str(error)) if isinstance(error, TooSlow) else (PoisonEvent, error)
+    return kind(view, at.stream, at.version, partition=at.partition, offset=at.offset, cause=cause)
 
 
 class OtherCode(EngineStop):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, repeat
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -17,7 +18,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from infra.log.rule import Counted
-from projections.engine.fold.errors import EngineStop, OutOfStep, PoisonEvent, UnknownEvent, UnreadableEvent
+from infra.processes.time_limit import TooSlow, in_main_thread, watched
+from projections.engine.fold.errors import EngineStop, OutOfStep, UnknownEvent, UnreadableEvent, poison
 from projections.engine.fold.exact import Exact
 from projections.engine.fold.plan import Plan, Step
 from projections.engine.views.event_context import At
@@ -184,10 +186,11 @@ def keys_to_load(batch: Decoded, held: Held) -> dict[str, list[Any]]:
             if view.key is None:
                 wanted[view.name].update(streams)
             elif view.name not in wanted:
-                wanted[view.name] = _keys(view.view, view.exact, batch.items)
+                wanted[view.name] = in_main_thread(partial(_keys, view.view, view.exact, batch.items))
     return {name: absent for name, keys in wanted.items() if (absent := held.lacking(name, keys))}
 
 
+@watched(lambda local: f"event {local['item'].at.version} of {local['item'].at.stream}")
 def _keys(view: View, exact: Exact, items: Sequence[Item]) -> set[Any]:
     key, subscription = view.key_function, view.subscription
     assert key is not None
@@ -196,6 +199,8 @@ def _keys(view: View, exact: Exact, items: Sequence[Item]) -> set[Any]:
         if type(item.event) in subscription:
             try:
                 found.add(exact.key(key(item.event, item.at)))
+            except TooSlow:
+                break
             except Exception:  # noqa: S112 - it fails in the fold too, which handles it
                 continue
     return found
@@ -211,15 +216,16 @@ def fold(plan: Plan, batch: Decoded, held: Held, blocked: Blocked = NOTHING_BLOC
     checked = plan.inexact
     inexact: frozenset[str] | None = None
     try:
-        changes, replaced = _fold(plan, batch, held, blocked, checked)
+        changes, replaced = in_main_thread(partial(_fold, plan, batch, held, blocked, checked))
         inexact = frozenset(
             name for name in plan.exact if name not in checked and not _exact(plan, changes, replaced, name)
         )
         if not inexact:
             return changes
-    except EngineStop:
-        pass  # perhaps caused by an earlier row that is not exact
-    changes, _ = _fold(plan, batch, held, blocked, plan.exact)
+    except EngineStop as stop:  # perhaps caused by an earlier row that is not exact
+        if isinstance(stop.__cause__, TooSlow):
+            raise
+    changes, _ = in_main_thread(partial(_fold, plan, batch, held, blocked, plan.exact))
     if inexact and not changes.parked:
         plan.inexact |= inexact
     return changes
@@ -245,6 +251,7 @@ def _exact(plan: Plan, changes: Changes, replaced: Mapping[str, list[Any]], view
             return exact.are(more)
 
 
+@watched(lambda local: f"event {local['at'].version} of {local['at'].stream}")
 def _fold(
     plan: Plan, batch: Decoded, held: Held, blocked: Blocked, checked: Container[str]
 ) -> tuple[Changes, dict[str, list[Any]]]:
@@ -273,8 +280,8 @@ def _fold(
                 raise OutOfStep(stream, version, at.version - 1, partition=partition, offset=at.offset)
             try:
                 after = step.evolve(before, event)
-            except Exception as error:
-                raise _poison(context, at, error) from error
+            except (Exception, TooSlow) as error:
+                raise poison(context, at, error) from error
             moved[stream] = (version + 1, after)
         else:
             after = None
@@ -295,7 +302,7 @@ def _fold(
                     replaced[name] += (key, row)
                 row = entity.evolve(row, event, at)
                 changed[key] = entity.exact.entity(key, row) if name in checked and row is not None else row
-            except Exception as error:
+            except (Exception, TooSlow) as error:
                 blocked = _park(entity.view, at, error, changes, blocked)
                 parks = True
         for journal in step.journals:
@@ -307,7 +314,7 @@ def _fold(
                 if name in checked:
                     more = [journal.exact.line(row, at) for row in more]
                 replaced[name].append((stream, more))
-            except Exception as error:
+            except (Exception, TooSlow) as error:
                 blocked = _park(journal.view, at, error, changes, blocked)
                 parks = True
         for summary in step.summaries:
@@ -328,7 +335,7 @@ def _fold(
                         if before is None
                         else [one(a, b) for one, a, b in zip(summary.combine, before, increments, strict=True)]
                     )
-            except Exception as error:
+            except (Exception, TooSlow) as error:
                 blocked = _park(summary.view, at, error, changes, blocked)
                 parks = True
     for name in plan.journals:
@@ -339,17 +346,11 @@ def _fold(
 _STREAM, _ROWS = itemgetter(0), itemgetter(1)
 
 
-def _park(view: View, at: At, error: Exception, changes: Changes, blocked: Blocked) -> Blocked:
+def _park(view: View, at: At, error: Exception | TooSlow, changes: Changes, blocked: Blocked) -> Blocked:
     """Park the stream for the view from this event on, or raise PoisonEvent where the view does not park."""
-    poison = _poison(view.name, at, error)
-    if view.on_poison != "park":
-        raise poison from error
+    found = poison(view.name, at, error)
+    if view.on_poison != "park" or isinstance(error, TooSlow):
+        raise found from error
     key = (view.name, at.stream)
-    changes.parked[key] = Parked(view.name, at.stream, at.partition, at.offset, at.version, poison.cause)
+    changes.parked[key] = Parked(view.name, at.stream, at.partition, at.offset, at.version, found.cause)
     return Blocked({**blocked.parked, key: at.version}, blocked.skips)
-
-
-def _poison(view: str, at: At, error: Exception) -> PoisonEvent:
-    if isinstance(error, MemoryError):
-        raise error  # not the event's fault: another process may be able to fold it
-    return PoisonEvent(view, at.stream, at.version, partition=at.partition, offset=at.offset, cause=error)

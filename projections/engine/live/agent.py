@@ -36,6 +36,7 @@ from infra.observability import logs, metrics
 from infra.processes.faultpoints import reach
 from infra.processes.garbage_collector import collect_seldom
 from infra.processes.process_end import Parts, exit_code_of
+from infra.processes.time_limit import limit_calls, serve_main_thread
 from infra.settings import Settings
 from projections.engine.live.log_reader import LogReader
 from projections.engine.live.reader import Action, Apply, Hold, Newer, Reader, ReadPositions, Seek, Stop
@@ -488,16 +489,13 @@ def serve(who: str, make: Callable[[Settings], Serving], log: logging.Logger) ->
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     collect_seldom()
 
-    async def run() -> None:
-        serving = make(settings)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, serving.stop)
-        await serving.run()
-
     def work() -> None:
         metrics.serve(settings)
-        asyncio.new_event_loop().run_until_complete(run())
+        loop, serving = asyncio.new_event_loop(), make(settings)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(serving.stop))
+        limit_calls(settings.decide_limit_s)
+        serve_main_thread(lambda: loop.run_until_complete(serving.run()))
 
     # not sys.exit, which would wait for requests to an unavailable broker; an exit at any moment is safe
     os._exit(exit_code_of(work, log, who))

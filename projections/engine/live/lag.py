@@ -104,3 +104,12 @@ def tell_lags(lags: Mapping[tuple[str, int], PartitionLag], views: Iterable[tupl
     for view, streams, stopped in views:
         metrics.PARKED_STREAMS.labels(view).set(streams)
         metrics.VIEW_STOPPED.labels(view).set(stopped is not None)
+
+
+def standing_still(lags: Mapping[tuple[str, int], PartitionLag], longest_s: float) -> dict[str, str]:
+    """By agent, where it has been for longest without a move although there were records, if for longer than this."""
+    still = sorted((one for one in lags.items() if one[1].still > longest_s), key=lambda one: one[1].still)
+    return {
+        who: f"partition {at} has not moved for {lag.still:.0f} s, {lag.records} records behind"
+        for (who, at), lag in still
+    }

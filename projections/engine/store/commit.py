@@ -11,6 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
@@ -164,7 +165,7 @@ class Committer:
             result = self._apply(connection, batches)
         except BaseException:
             self._forget(batches)
-            if not connection.closed:
+            with suppress(psycopg.Error):  # a fold that is too slow outlasts its transaction's timeout
                 connection.rollback()
             raise
         if result.fate is not Fate.APPLIED:

@@ -108,8 +108,8 @@ class View:
 
     @property
     def stops_alone(self) -> bool:
-        """Whether its agent goes on without it where it can't take an event. Commands are decided on the others."""
-        return self.on_poison == "stop" and self.kind in (Kind.ENTITY, Kind.JOURNAL, Kind.SUMMARY)
+        """Whether its agent goes on without it where it can't take an event, or park. Commands are decided on the others."""
+        return self.on_poison != "stop-agent" and self.kind in (Kind.ENTITY, Kind.JOURNAL, Kind.SUMMARY)
 
 
 def tuple_getter(places: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:

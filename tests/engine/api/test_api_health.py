@@ -15,12 +15,13 @@ import pytest
 
 from api import stores
 from api.health import SUBJECTS, Readiness
+from infra import doctor
 from infra.database.connect import connect
 from infra.settings import Settings
 from infra.testing.waiting import until
 from tests.engine.api.api import Api, agent, problem, serving
 from tests.engine.projections.bankviews import stop_as_older_code_would
-from tests.engine.spine import handler, set_up
+from tests.engine.spine import commits, deposit, handler, open_account, send, set_up
 
 CHECKS = {*SUBJECTS, "looks", "positions"}
 
@@ -137,6 +138,31 @@ def test_a_read_model_that_stands_still_is_not_ready_until_it_moves(world: Setti
         assert "samefold run agent" in checks["positions"]["hint"]
         with agent(world):
             until(lambda: failing(api) == {}, "it is ready again")
+
+
+@pytest.mark.slow
+def test_commands_that_no_handler_decides_are_told_and_repeated_ones_are_not(
+    world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impatient = world.model_copy(update={"api_stall_s": 0.6})
+    set_up(world)
+    with serving(impatient) as api, agent(world):
+
+        def standing() -> dict[str, str]:
+            return dict(api.client.get("/health/ready").json().get("standing_still", {}))
+
+        with handler(world):
+            send(world, open_account("ada"))
+            until(lambda: len(commits(world)) == 1, "it is decided")
+        send(world, open_account("ada"), deposit("ada", "d1", 1))
+        until(lambda: "records behind" in standing().get("handlers", ""), "no handler runs")
+        for name, value in world.environment().items():
+            monkeypatch.setenv(name, value)
+        found = next(one for one in doctor.examine() if one.name == "standing still")
+        assert (found.ok, found.found.partition(":")[0]) == (False, "handlers")
+        with handler(world):
+            send(world, open_account("ada"))
+            until(lambda: standing() == {}, "all are decided, the last one by its first answer")
 
 
 def test_a_stall_is_told() -> None:

@@ -1,0 +1,108 @@
+"""A time limit for the author's functions: decisions, and the folds of views and policies.
+
+A timer's signal looks at the main thread's stack ten times within the limit, so a quick call costs nothing. A call that a *watched*
+function makes is logged when it lasts, then ended by `TooSlow`, raised where it stands. That is safe: it is pure, and the watched
+function, which is never interrupted itself, or its caller catches that. Looks and the processor's time are counted: a process that
+was frozen ends nothing.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from types import CodeType, FrameType
+from typing import Any, TypeVar
+
+log = logging.getLogger(__name__)
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+LOOKS = 10
+"""Within the limit."""
+PATIENCE = 3
+"""Limits of the processor's time after which a call that can't be ended ends the process: one in C, or one that catches TooSlow."""
+
+_watched: dict[CodeType, Callable[[Mapping[str, Any]], str]] = {}
+_calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+_serves = threading.Event()
+
+
+class TooSlow(BaseException):
+    """An author's function lasted longer than the limit. No Exception, which the function might catch."""
+
+
+def watched(what: Callable[[Mapping[str, Any]], str]) -> Callable[[F], F]:
+    """Limit each call that this function makes. `what` names the work, from its local variables."""
+
+    def mark(function: F) -> F:
+        _watched[function.__code__] = what
+        return function
+
+    return mark
+
+
+def limit_calls(limit_s: float) -> None:
+    """From now on, limit the calls that watched functions make in the main thread, which must be this one."""
+    faulthandler.register(signal.SIGPROF, chain=True)  # writes all stacks; then it kills
+    signal.signal(signal.SIGALRM, _Watch(limit_s).look)
+    signal.setitimer(signal.ITIMER_REAL, limit_s / LOOKS, limit_s / LOOKS)
+
+
+def serve_main_thread(work: Callable[[], T]) -> T:
+    """Do the work in a thread, and the calls of `in_main_thread` meanwhile in this one, the main thread."""
+    with ThreadPoolExecutor(1) as pool:
+        _serves.set()
+        done = pool.submit(work)
+        done.add_done_callback(lambda _: _calls.put(_serves.clear))
+        while _serves.is_set():
+            _calls.get()()
+        return done.result()
+
+
+def in_main_thread(work: Callable[[], T]) -> T:
+    """The work's result, in the main thread where that serves others: no other thread can be interrupted."""
+    if not _serves.is_set() or threading.current_thread() is threading.main_thread():
+        return work()
+    done: Future[T] = Future()
+
+    def call() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    _calls.put(call)
+    return done.result()
+
+
+class _Watch:
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self._call: FrameType | None = None
+        """The call at the last look. As long as it is kept, no other frame is the same object."""
+        self._looks = 0
+
+    def look(self, _signal: int, frame: FrameType | None) -> None:
+        stack: list[FrameType] = []
+        while frame is not None and frame.f_code not in _watched:
+            stack.append(frame)
+            frame = frame.f_back
+        call = stack[-1] if frame is not None and stack else None
+        self._looks = self._looks + 1 if call is not None and call is self._call else 0
+        self._call = call
+        if self._looks < LOOKS:
+            signal.setitimer(signal.ITIMER_PROF, PATIENCE * self.limit_s)
+        elif call is not None:
+            raise TooSlow(f"too-slow: {call.f_code.co_name} takes longer than {self.limit_s:g} s")
+        if self._looks == 1 and frame is not None:
+            # without the values of variables, which may be personal
+            names = [f"{one.f_code.co_name} ({Path(one.f_code.co_filename).name}:{one.f_lineno})" for one in stack[:12]]
+            what = _watched[frame.f_code](frame.f_locals)
+            log.warning("%s takes longer than %g s: %s", what, self.limit_s / LOOKS, " < ".join(names))

@@ -1,0 +1,30 @@
+"""make test-all: a view whose fold never ends at one event stops there alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from infra.settings import Settings
+from infra.testing.fixtures import ROOT
+from infra.testing.waiting import until
+from tests.engine.projections.test_agent import Log, agent, rows, transactions
+from tests.engine.service.test_two_releases import write_tree
+
+EVOLVE = "def evolve(row: Balance | None, event: AccountOpened | Movement | AccountClosed, at: At) -> Balance | None:\n"
+FAULT = '    if at.version == 3:\n        __import__("re").match(r"(a+)+$", "a" * 60 + "b")\n'
+
+
+@pytest.mark.slow
+def test_a_view_that_does_not_end_at_an_event_stops_there_alone_and_never_parks(world: Settings, tmp_path: Path) -> None:
+    log = Log(world)
+    edits = [("VERSION = 2\n", 'VERSION = 2\nON_POISON = "park"\n'), (EVOLVE, EVOLVE + FAULT)]
+    code = write_tree(tmp_path / "code", ROOT, {"projections/balances.py": edits})
+    log.deposit("a", 4)
+    with agent(world.model_copy(update={"decide_limit_s": 0.5}), tmp_path, code=code) as one:
+        until(lambda: rows(world, "select count(*) from statement_v2") == [(3,)], "the other views go on")
+        until(lambda: transactions(world) == {"a": 1}, "it has what was before")
+        assert one.says("event 3 of accounts/a takes longer than 0.05 s: match (__init__.py:")
+    assert rows(world, "select view, code, stream_version from stopped_views") == [("balances", "too-slow", 3)]
+    assert rows(world, "select count(*) from parked") == [(0,)]
