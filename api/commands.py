@@ -102,6 +102,7 @@ def _route(context: Context, kind_: type) -> openapi.Route:
     stored = stored_type(kind_)
 
     async def post(request: Request) -> Response:
+        requests.refuse_unknown(request)
         settings = services_of(request).settings
         ref, prefer = _ref(request, context), requests.preferences(request, settings.api_max_wait_s)
         expected, correlation = requests.expected_version(request), requests.correlation_id(request)
@@ -243,7 +244,7 @@ async def _require_open(services: Services, kind_: CommandType) -> None:
 
 
 def _stream_id(context: Context) -> Parameter:
-    about = f"Which of {context.name}: any text without control characters; with `{context.name}/` at most 200 bytes in UTF-8."
+    about = f"Which of {context.name}: text in NFC, nothing in it invisible; with `{context.name}/` at most 200 bytes in UTF-8."
     return openapi.text_in_path("stream_id", about, openapi.A_STREAM)
 
 

@@ -18,7 +18,7 @@ from api.openapi import APPLIED, AT_POSITION, JSON, responses, text_in_path
 from api.outcome_waits import TOO_MANY_WAIT, Outcome, Recorded
 from api.permissions import DENIED, rows_for
 from api.problems import INVALID, NOT_FOUND, RETRY_AFTER_S, UNAVAILABLE, Kind, kind
-from api.requests import BAD_SEGMENT, TOO_LARGE, path_of, preferences, segment, watched
+from api.requests import BAD_SEGMENT, TOO_LARGE, path_of, preferences, refuse_unknown, segment, watched
 from api.services import Services, services_of
 from commands.intake import bad_name
 from infra.access import Rows
@@ -120,6 +120,7 @@ def router() -> APIRouter:
 
 async def _outcome(request: Request) -> Response:
     """The first and only answer to a command, where the sender did not wait for it, or lost it."""
+    refuse_unknown(request)
     services, rows = services_of(request), rows_for(request, all_views()[OUTCOMES])
     context = contexts().get(segment(request, "context"))
     if context is None:

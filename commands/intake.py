@@ -7,6 +7,7 @@ own stream and id if they are valid, else under a reserved stream and an id deri
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -14,12 +15,14 @@ from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation, localcontext
 from functools import cache
 from typing import Any
+from unicodedata import category, is_normalized
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import TypeAdapter, ValidationError
 
 from infra.domain_model.contexts import Context, contexts
+from infra.domain_model.value_limits import within_limits
 from infra.domain_model.versions import summary
 from infra.errors import in_words
 from infra.log.partitioner import partition_of
@@ -109,6 +112,19 @@ def bad_name(stream: str, command_id: str) -> str | None:
     return _problem("stream", stream, _STREAM, "'<context>/<id>'") or _problem("id", command_id)
 
 
+def hidden_difference(stream: str) -> str | None:
+    """What in a stream's name nobody sees, so that it looks like another stream's; None in most. No new stream may have it."""
+    name = stream.partition("/")[2]
+    if name != name.strip() or "  " in name:
+        return "the stream begins or ends with a space, or has two in a row"
+    if name.isascii():
+        return None
+    for character in name:
+        if category(character) in ("Cf", "Zl", "Zp") or (category(character) == "Zs" and character != " "):
+            return f"the stream holds a character that can't be seen, U+{ord(character):04X}"
+    return None if is_normalized("NFC", name) else "the stream is not in Unicode's normal form NFC"
+
+
 def bad_client_name(stream: str, command_id: str) -> str | None:
     """The same for a client's command: ids of the form `<policy>~…` are the policies' own."""
     if _OF_POLICY(command_id):
@@ -140,7 +156,24 @@ def fingerprint_of(command: Command) -> str:
     Raises msgspec.DecodeError, UnicodeError, RecursionError where the body can't be decoded exactly.
     """
     name = command.type.partition("/")[0] if "/" in command.type else command.type
-    return _hash(_encode_sorted((name, command.expected_version, _decode_any(command.data))))
+    body = _decode_any(command.data)
+    # each member has a colon: where there are as many as members, none came twice
+    if type(body) is not dict or len(body) != bytes(command.data).count(b":"):
+        require_members_once(bytes(command.data))
+    return _hash(_encode_sorted((name, command.expected_version, body)))
+
+
+def require_members_once(body: bytes) -> None:
+    """Require that no object in JSON has a member twice: readers take the last. Raises msgspec.DecodeError, RecursionError."""
+    json.loads(body, object_pairs_hook=_once, parse_int=str)
+
+
+def _once(members: list[tuple[str, Any]]) -> None:
+    names = set[str]()
+    for name, _ in members:
+        if name in names:
+            raise msgspec.DecodeError(f"an object has the member '{name[:40]}' twice")
+        names.add(name)
 
 
 def _as_written(text: str) -> float:
@@ -215,7 +248,7 @@ def _validated(record: Record, envelope: Command, intake: Intake) -> Received:
 @cache
 def validator(kind: type) -> Callable[[bytes], Any]:
     """The function from JSON to a command. It raises pydantic.ValidationError, and whatever the command's own checks raise."""
-    return TypeAdapter(kind).validator.validate_json
+    return within_limits(kind, TypeAdapter(kind).validator.validate_json)
 
 
 def holds_nul(body: bytes) -> bool:
