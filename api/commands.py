@@ -21,7 +21,7 @@ from api.append import MaybeAppended, NotAppended, outcome_after
 from api.door import caller_of
 from api.openapi import JSON, Body, Json, header, in_header
 from api.outcome_waits import TOO_MANY_WAIT
-from api.outcomes import CONFLICT, FAILED, KEY_REUSED, REFUSED, CommandRef, answer_of
+from api.outcomes import CONFLICT, FAILED, KEY_REUSED, REFUSED, UNCLEAR, CommandRef, answer_of
 from api.permissions import DENIED, require_may_send
 from api.problems import (
     CALLERS_FAULT,
@@ -285,7 +285,7 @@ _LOCATION = {"Location": header("Where the outcome is, or will be")}
 
 _PROBLEMS = (
     *(requests.BAD_HEADER, requests.CUT_OFF, requests.TOO_SLOW, REFUSED, CONFLICT, TOO_LARGE, NOT_JSON),
-    *(INVALID, KEY_REUSED, BAD_SEGMENT, BEHIND, TOO_MANY_WAIT, HEAD_TOO_LARGE, FAILED, DEFECT, *DENIED),
+    *(INVALID, UNCLEAR, KEY_REUSED, BAD_SEGMENT, BEHIND, TOO_MANY_WAIT, HEAD_TOO_LARGE, FAILED, DEFECT, *DENIED),
     *(NOT_APPENDED, UNKNOWN, STOPPING, *UNAVAILABLE, kind_of(OtherViewsLive), kind_of(CommandNotLive)),
 )
 

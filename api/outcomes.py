@@ -28,12 +28,15 @@ from projections.engine.views.core_views import OUTCOMES, all_views, command_key
 from projections.engine.views.token import Token
 
 CONFLICT = kind(412, "version-conflict", "The stream is not at the version that was expected.")
+UNCLEAR = kind(422, "unclear-stream", "The name of a new stream looks like another's.")
 KEY_REUSED = kind(422, "key-reused", "This Idempotency-Key was used before, with another command.")
 FAILED = kind(500, "failed", "The code of the business failed on this command.")
 REFUSED = kind(409, "refused", "The business said no.")
 NO_OUTCOME = kind(404, "no-outcome", "No outcome is recorded under this key.", RETRY_AFTER_S)
 
-REJECTED = {"malformed": INVALID, "misrouted": FAILED} | {one.code: one for one in (CONFLICT, TOO_LARGE, FAILED)}
+REJECTED = {"malformed": INVALID, "misrouted": FAILED} | {
+    one.code: one for one in (CONFLICT, TOO_LARGE, FAILED, UNCLEAR)
+}
 """The codes that the handler itself rejects commands with; all others are refusals of the business."""
 
 

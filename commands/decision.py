@@ -37,7 +37,7 @@ def decide(received: Received, before: Versioned, *, epoch: int, seq: int, max_b
     if received.rejection is not None:
         return _rejection(received, before, received.rejection, epoch, seq)
     if before.version == 0 and (problem := hidden_difference(received.stream)):
-        return _rejection(received, before, reason("malformed", problem), epoch, seq)
+        return _rejection(received, before, reason("unclear-stream", problem), epoch, seq)
     if received.expected_version is not None and received.expected_version != before.version:
         conflict = f"the stream is at version {before.version}, not {received.expected_version}"
         return _rejection(received, before, reason("version-conflict", conflict), epoch, seq)

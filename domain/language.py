@@ -6,7 +6,6 @@ written, so `msgspec.json.decode(data, type=cls)` reads the very same class back
 """
 
 import dataclasses
-import inspect
 import re
 import typing
 from collections.abc import Callable
@@ -122,9 +121,9 @@ def fact(cls: type[FactT]) -> type[FactT]:
     class name for ever; a class that had to be renamed keeps the old name in `stored_as: ClassVar[str]`. A changed one has
     `VERSION: ClassVar[int] = 2`, and an `upcaster` for each version before. pydantic's AwareDatetime becomes `Moment`.
     """
-    if "AwareDatetime" in repr(inspect.get_annotations(cls)):
-        hints = inspect.get_annotations(cls, eval_str=True)
-        cls.__annotations__ = {name: _with_moments(hint) for name, hint in hints.items()}
+    if "AwareDatetime" in repr(cls.__annotations__):
+        hints = typing.get_type_hints(cls, include_extras=True)
+        cls.__annotations__ = {name: _with_moments(hints[name]) for name in cls.__annotations__}
     config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     return cast(type[FactT], dataclass(cls, frozen=True, slots=True, kw_only=True, config=config))
 

@@ -24,7 +24,7 @@ from infra.domain_model.versions import Older, Steps, stored_name, stored_type
 from infra.errors import SamefoldError, in_words
 from infra.personal.fields import Misplaced, decided_decoder, is_personal, sealed_validator, subject_field
 
-RECORDED = frozenset({"version-conflict", "malformed", "too-large", "misrouted", "failed"})
+RECORDED = frozenset({"version-conflict", "malformed", "too-large", "misrouted", "failed", "unclear-stream"})
 """The handler's own rejection codes."""
 
 

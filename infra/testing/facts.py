@@ -30,9 +30,10 @@ _CONTAINERS: dict[Any, Callable[..., st.SearchStrategy[Any]]] = {
 
 
 def facts(cls: type) -> st.SearchStrategy[Any]:
-    """Instances of a class made by `fact`, the bounds of its fields respected and reached."""
+    """Instances of a class made by `fact`, or of a part of one, the bounds of its fields respected and reached."""
     hints = get_type_hints(cls, include_extras=True)
-    return st.builds(partial(_made, cls), **{field.name: _values(hints[field.name]) for field in fields(cls)})
+    names = getattr(cls, "_fields", None) or [field.name for field in fields(cls)]
+    return st.builds(partial(_made, cls), **{name: _values(hints[name]) for name in names})
 
 
 def _made(cls: type, **values: Any) -> Any:
@@ -80,7 +81,8 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
         return st.floats(allow_nan=False, allow_infinity=False)
     if hint is Decimal:
         return st.decimals(allow_nan=False, allow_infinity=False)
-    return facts(hint) if is_dataclass(hint) and isinstance(hint, type) else st.from_type(hint)
+    is_part = isinstance(hint, type) and (is_dataclass(hint) or hasattr(hint, "_fields"))
+    return facts(hint) if is_part else st.from_type(hint)
 
 
 def _adds_zone(hint: Any) -> bool:
