@@ -41,7 +41,7 @@ from api.problems import (
 from api.requests import BAD_SEGMENT, TOO_LARGE, quoted
 from api.services import Services, services_of
 from api.stores import CommandNotLive, OtherViewsLive
-from commands.intake import bad_client_name, fingerprint_of, holds_nul, validator
+from commands.intake import bad_client_name, fingerprint_of, holds_nul, require_members_once, validator
 from commands.sealing import Unsealed, holds_token
 from domain.language import kebab
 from infra.database.connect import naming
@@ -186,7 +186,8 @@ async def _append(
     settings = services.settings
     try:
         fingerprint = fingerprint_of(command)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        require_members_once(bytes(command.data))
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise INVALID(errors=[{"at": "body", "problem": str(error)}]) from None
     value, most = encode(command), settings.max_command_bytes
     if len(value) > most:

@@ -34,9 +34,7 @@ FAILED = kind(500, "failed", "The code of the business failed on this command.")
 REFUSED = kind(409, "refused", "The business said no.")
 NO_OUTCOME = kind(404, "no-outcome", "No outcome is recorded under this key.", RETRY_AFTER_S)
 
-REJECTED = {"malformed": INVALID, "misrouted": FAILED} | {
-    one.code: one for one in (CONFLICT, TOO_LARGE, FAILED, UNCLEAR)
-}
+REJECTED = {"malformed": INVALID, "misrouted": FAILED} | {it.code: it for it in (CONFLICT, TOO_LARGE, FAILED, UNCLEAR)}
 """The codes that the handler itself rejects commands with; all others are refusals of the business."""
 
 

@@ -87,14 +87,12 @@ def path_of(*segments: str) -> str:
 
 def refuse_unknown(request: Request, known: Collection[str] = ()) -> None:
     """Refuse a parameter of the query that is unknown: a misspelled filter must not be ignored. Raises Problem 422."""
-    if not request.scope["query_string"]:
-        return
     errors = []
-    names = [name for name, _ in request.query_params.multi_items()]
+    names = [name for name, _ in request.query_params.multi_items()] if request.scope["query_string"] else []
     for name in dict.fromkeys(names):
         if name not in known:
-            there_are = f"There are: {', '.join(sorted(known))}." if known else "There is none here."
-            errors.append((f"query.{name}", f"There is no such parameter. {there_are}"))
+            problem = f"There is no such parameter. There are: {', '.join(sorted(known)) or 'none'}."
+            errors.append((f"query.{name}", problem))
         elif name != "after" and names.count(name) > 1:
             errors.append((f"query.{name}", "It may come once."))
     if errors:

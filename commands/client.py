@@ -87,10 +87,8 @@ def read_lines(file: Path) -> dict[int, Command]:
     commands = {}
     try:
         for number, line in enumerate(_lines(file), start=1):
-            if number == 1:
-                line = line.removeprefix(BOM_UTF8)  # noqa: PLW2901
             if line.strip():
-                commands[number] = _command(line, f"{file}, line {number}")
+                commands[number] = _command(line.removeprefix(BOM_UTF8), f"{file}, line {number}")
     except (OSError, EOFError, gzip.BadGzipFile) as error:
         raise BadCommandLine(
             f"{file} can't be read: {error}.", "Name a file of JSON lines, plain or gzipped."
@@ -304,7 +302,7 @@ def _command(line: bytes, where: str) -> Command:
     try:
         fields = msgspec.json.decode(line, type=_Line)
         require_members_once(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise BadCommandLine(
             f"{where}: not a command: {error}.",
             'A line is {"stream": "<context>/<name>", "id": "…", "type": "…", "data": {…}}. Nothing was sent.',

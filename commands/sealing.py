@@ -42,7 +42,7 @@ class Unsealed:
         self.subject: str = getattr(checked, field) if field else command.stream
 
     def sealed(self, key: DataKey) -> Command:
-        """The command with sealed values. Raises NotSealed, where plain text would stay in the body."""
+        """The command with sealed values. Raises ValueError, where plain text would stay in the body."""
         numbers = iter(range(len(self._values)))
 
         def seal(plain: str, fallback: str) -> str:
@@ -51,10 +51,7 @@ class Unsealed:
             number, fallback = next(numbers), fallback or FALLBACK
             return plain and sealed(plain, key.id, key.key, command_id=whose, number=number, fallback=fallback)
 
-        try:
-            require_members_once(bytes(self._command.data))
-        except msgspec.DecodeError as error:
-            raise NotSealed(str(error)) from None
+        require_members_once(bytes(self._command.data))
         body = self._replaced(msgspec.Raw(self._command.data), self._marked, seal)
         try:
             sealed_validator(self._kind)(bytes(body))  # as the handler will

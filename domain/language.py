@@ -38,14 +38,13 @@ Text = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")
 """One line of text, maybe empty: at most 200 characters, no control characters (PostgreSQL refuses NUL)."""
 
 
-class NoTimeZone(ValueError):
-    """A time does not say in which zone it is."""
+NO_ZONE: Final = "it has no time zone: write 2026-12-01T10:00:00Z, or for example +01:00 instead of Z"
 
 
 def in_utc(time: datetime) -> datetime:
-    """The same time in UTC. Raises ValueError: NoTimeZone, or where it is outside the years 1 to 9999 there."""
+    """The same time in UTC. Raises ValueError where it has no zone, or is outside the years 1 to 9999 there."""
     if time.utcoffset() is None:
-        raise NoTimeZone("it has no time zone: write 2026-12-01T10:00:00Z, or for example +01:00 instead of Z")
+        raise ValueError(NO_ZONE)
     try:
         return time.astimezone(UTC)
     except OverflowError:
@@ -130,13 +129,10 @@ def fact(cls: type[FactT]) -> type[FactT]:
 
 def _with_moments(hint: Any) -> Any:
     """The type with `Moment` for pydantic's AwareDatetime, which only pydantic can read."""
-    if hint is AwareDatetime:
-        return Moment
-    parts = typing.get_args(hint)
+    parts, origin = typing.get_args(hint), typing.get_origin(hint)
     changed = tuple(map(_with_moments, parts))
     if changed == parts:
-        return hint
-    origin = typing.get_origin(hint)
+        return Moment if hint is AwareDatetime else hint
     return (typing.Union if origin is UnionType else origin)[changed]
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 from pydantic import ValidationError
 
-from domain.language import NoTimeZone, kebab
+from domain.language import NO_ZONE, kebab
 from infra.domain_model import storable
 from infra.domain_model.contexts import Context, contexts, decode_event, read_released
 from infra.domain_model.released import FOLDER, KINDS, Kind, golden_bodies, read
@@ -192,7 +192,7 @@ def _check_times(context: Context, record: Mapping[str, Any], report: Report) ->
             times = [] if '"date-time"' in json.dumps(record[kind].get(name)) else plain_times(fact)
             for of, _, one in (time.partition(".") for time in times):
                 why = (f"field '{one}' is a `datetime`, which may have no time zone, and then is refused",)
-                hint = f"With `from domain.language import Moment`, write `{one}: Moment` into {of}."
+                hint = f"With `from domain.language import Moment`, write `Moment` for `datetime` in `{one}` of {of}."
                 report.refuse(Refusal(f"{context.name}.{stored_type(fact)}", why, hint))
 
 
@@ -239,15 +239,11 @@ def _check_fact(context: Context, kind: Kind, fact: type, versions: Mapping[str,
             first, second = (read_released(context, kind, stored, storable.encode(one["body"])) for _ in "12")
             why = "" if first == second else "its upcasters make another thing of a body of it each time"
         except Exception as error:
-            if isinstance(error, ValidationError) and all(map(_is_without_zone, error.errors())):
-                continue  # which the handlers of the release before refuse, too
+            if isinstance(error, ValidationError) and all(NO_ZONE in one["msg"] for one in error.errors()):
+                continue  # a command that the handlers of the release before refuse, too
             why = f"a body of it can't be read: {in_words(error)}"
         if why:
             report.refuse(Refusal(f"{context.name}.{stored}", (why,), "Correct its upcasters."))
-
-
-def _is_without_zone(error: Mapping[str, Any]) -> bool:
-    return isinstance(error.get("ctx", {}).get("error"), NoTimeZone)
 
 
 def _changed(what: str, fact: type, kind: Kind, version: int, was: Any, now: Any, broken: list[str]) -> Refusal:

@@ -1,8 +1,7 @@
 """Refuses values of commands and events that no column can hold, where they enter or are made.
 
-They are times without a zone or outside the years 1 to 9999 in UTC, whole numbers beyond 64 bits, and decimals of more than 1,000
-digits before or behind the point. Fields whose types exclude them need no check: `Moment`, a whole number with both bounds. An
-author's own bounds count, those beyond 64 bits too.
+Times without a zone or outside the years 1 to 9999 in UTC, whole numbers beyond 64 bits, decimals of more than 1,000 digits before
+or behind the point. Fields that exclude them need no check: a `Moment`, a whole number with both bounds (also beyond 64 bits).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from decimal import Decimal
-from functools import cache, wraps
+from functools import cache
 from typing import Annotated, Any, ClassVar, Final, TypeAlias, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -25,7 +24,6 @@ MOST_DIGITS: Final = 1_000
 """Most digits before and behind a decimal's point, and of one increment of a sum. Any number of those add up within `numeric`."""
 
 _LIMITED = frozenset({int, Decimal, datetime})
-_Path: TypeAlias = tuple[int | str, ...]
 _Types: TypeAlias = Mapping[type, Mapping[str, frozenset[Any]]]
 """By class and field, the types of values that may be beyond the limits, and the classes with fields of their own."""
 
@@ -33,19 +31,14 @@ _Types: TypeAlias = Mapping[type, Mapping[str, frozenset[Any]]]
 def within_limits(kind: type, read: Callable[..., Any]) -> Callable[..., Any]:
     """The function from JSON to this class. It then raises pydantic.ValidationError for what no column can hold, too."""
     types = _types_of(kind)
-    if not any(found & _LIMITED for fields in types.values() for found in fields.values()):
-        return read
 
-    @wraps(read)
     def checked(*arguments: Any, **options: Any) -> Any:
         value = read(*arguments, **options)
-        found: list[InitErrorDetails] = []
-        _find(value, _LIMITED, types, (), found)
-        if found:
+        if found := _beyond(value, _LIMITED, types, ()):
             raise ValidationError.from_exception_data(kind.__name__, found)
         return value
 
-    return checked
+    return checked if any(one & _LIMITED for fields in types.values() for one in fields.values()) else read
 
 
 def plain_times(kind: type) -> list[str]:
@@ -68,12 +61,10 @@ def _types_of(kind: type) -> _Types:
 
 def _types(hint: Any, notes: tuple[Any, ...] = ()) -> Iterator[Any]:
     """The types in a field's. `notes` are those of the annotations around it."""
+    hint = getattr(hint, "__supertype__", hint)
     if get_origin(hint) is Annotated:
         hint, *more = get_args(hint)
-        notes += tuple(one for note in more for one in (note, *getattr(note, "metadata", ())))
-        yield from _types(hint, notes)
-    elif hasattr(hint, "__supertype__"):
-        yield from _types(hint.__supertype__, notes)
+        yield from _types(hint, (*notes, *more, *(one for note in more for one in getattr(note, "metadata", ()))))
     elif hint is int:
         bounds = any(isinstance(note, Ge | Gt) for note in notes), any(isinstance(note, Le | Lt) for note in notes)
         yield from () if all(bounds) else (int,)
@@ -86,8 +77,8 @@ def _types(hint: Any, notes: tuple[Any, ...] = ()) -> Iterator[Any]:
             yield from _types(one)
 
 
-def _find(value: Any, types: frozenset[Any], known: _Types, path: _Path, found: list[InitErrorDetails]) -> None:
-    """Add what is wrong with each value beyond the limits."""
+def _beyond(value: Any, types: frozenset[Any], known: _Types, path: tuple[int | str, ...]) -> list[InitErrorDetails]:
+    """What is wrong with each value beyond the limits."""
     kind, wrong = type(value), ""
     parts: Iterable[tuple[int | str, Any, frozenset[Any]]] = ()
     if kind is int:
@@ -109,6 +100,5 @@ def _find(value: Any, types: frozenset[Any], known: _Types, path: _Path, found: 
         parts = [(place, one, types) for place, one in enumerate(value)]
     if wrong:
         problem = PydanticCustomError("beyond_limits", "{wrong}", {"wrong": wrong})
-        found.append(InitErrorDetails(type=problem, loc=path, input=None))
-    for place, part, inner in parts:
-        _find(part, inner, known, (*path, place), found)
+        return [InitErrorDetails(type=problem, loc=path, input=None)]
+    return [found for place, part, inner in parts for found in _beyond(part, inner, known, (*path, place))]

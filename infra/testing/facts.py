@@ -11,15 +11,15 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from hypothesis import reject
 from hypothesis import strategies as st
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from infra.domain_model.value_limits import LARGEST_INT, SMALLEST_INT
 
 _NO_CONTROLS = r"^[^\x00-\x1f\x7f-\x9f]"
 """How the patterns of `Text` and its like begin: they allow all that the alphabet below has."""
 _ZONES = st.just(UTC) | st.integers(-1439, 1439).map(lambda minutes: timezone(timedelta(minutes=minutes)))
-_TIMES = st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30), timezones=_ZONES)  # noqa: DTZ001
-"""Times with a zone: those without one are refused where they enter."""
+_WITH_ZONE = st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30), timezones=_ZONES)  # noqa: DTZ001
+"""What validators of times take. Of a plain `datetime` the log may hold older ones without a zone."""
 _CONTAINERS: dict[Any, Callable[..., st.SearchStrategy[Any]]] = {
     list: st.lists,
     tuple: st.tuples,
@@ -59,7 +59,7 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
             most = bounds[Le].le if Le in bounds else bounds[Lt].lt - 1 if Lt in bounds else LARGEST_INT
             return st.integers(least, most)
         if plain is datetime:
-            return _TIMES | st.datetimes() if _adds_zone(hint) else _TIMES
+            return _WITH_ZONE
         if plain is str:
             alphabet = st.characters(exclude_categories=["Cc", "Cs"])
             least = bounds[MinLen].min_length if MinLen in bounds else 0
@@ -76,21 +76,12 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
     if hint is int:
         return st.integers(SMALLEST_INT, LARGEST_INT)
     if hint is datetime:
-        return _TIMES
+        return _WITH_ZONE | st.datetimes()
     if hint is float:
         return st.floats(allow_nan=False, allow_infinity=False)
     if hint is Decimal:
         return st.decimals(allow_nan=False, allow_infinity=False)
-    is_part = isinstance(hint, type) and (is_dataclass(hint) or hasattr(hint, "_fields"))
-    return facts(hint) if is_part else st.from_type(hint)
-
-
-def _adds_zone(hint: Any) -> bool:
-    """Whether a type's own validator takes a time without a zone, and gives it one."""
-    try:
-        return TypeAdapter(hint).validate_python(datetime(2026, 1, 1)).utcoffset() is not None  # noqa: DTZ001
-    except ValidationError:
-        return False
+    return facts(hint) if is_dataclass(hint) or hasattr(hint, "_fields") else st.from_type(hint)
 
 
 def _pattern(notes: list[Any]) -> str | None:

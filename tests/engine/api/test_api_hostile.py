@@ -62,6 +62,7 @@ NOT_JSON = [
     *(b"", b" \n", b"deposit", b"cents=100&on=2026-01-02", DEPOSIT[:-3], DEPOSIT + DEPOSIT, DEPOSIT + b"\0"),
     *(DEPOSIT[:-1] + b",}", DEPOSIT.replace(b'"', b"'"), DEPOSIT.replace(b",", b", /* all of it */")),
     *(DEPOSIT.decode().encode("utf-16"), b"[" * 200_000, DEPOSIT[:-1] + b', "cents": 100}'),
+    DEPOSIT[:-1] + b', "details": {"purpose": "rent", "purp\\u006fse": "rent"}}',
     # no UTF-8, an overlong slash, a surrogate
     *(DEPOSIT[:-1] + b', "details": {"purpose": "%s"}}' % text for text in (b"\xff\xfe", b"\xc0\xaf", b"\xed\xa0\x80")),
 ]
