@@ -172,7 +172,7 @@ class Described(APIRoute):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_endless = getattr(self.response_class, "media_type", None) == "text/event-stream"
-        if scope["method"] == "HEAD" and "GET" in self.methods and not is_endless:
+        if scope["method"] == "HEAD" and "GET" in (self.methods or ()) and not is_endless:
             scope = {**scope, "method": "GET"}  # a copy: by its own, the server leaves out the body
         await super().handle(scope, receive, send)
 

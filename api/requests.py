@@ -91,8 +91,7 @@ def refuse_unknown(request: Request, known: Collection[str] = ()) -> None:
     names = [name for name, _ in request.query_params.multi_items()] if request.scope["query_string"] else []
     for name in dict.fromkeys(names):
         if name not in known:
-            problem = f"There is no such parameter. There are: {', '.join(sorted(known)) or 'none'}."
-            errors.append((f"query.{name}", problem))
+            errors.append((f"query.{name}", f"No such parameter. There are: {', '.join(sorted(known)) or 'none'}."))
         elif name != "after" and names.count(name) > 1:
             errors.append((f"query.{name}", "It may come once."))
     if errors:

@@ -159,13 +159,16 @@ def fingerprint_of(command: Command) -> str:
 
 def require_members_once(body: bytes) -> None:
     """Require that no object in a client's JSON has a member twice: of two, readers take the last. Raises ValueError."""
-    json.loads(body, object_pairs_hook=_once, parse_int=str)
+    _decode_once(body.decode())
 
 
 def _once(members: list[tuple[str, Any]]) -> None:
-    for name, count in Counter(name for name, _ in members).items():
-        if count > 1:
-            raise ValueError(f"an object has the member '{name[:40]}' twice")
+    if len(dict(members)) < len(members):
+        [(name, _)] = Counter(name for name, _ in members).most_common(1)
+        raise ValueError(f"an object has the member '{name[:40]}' twice")
+
+
+_decode_once = json.JSONDecoder(object_pairs_hook=_once, parse_int=str).decode
 
 
 def _as_written(text: str) -> float:

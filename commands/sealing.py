@@ -21,6 +21,8 @@ from infra.personal.fields import sealed_validator, subject_field
 from infra.personal.keys import DataKey
 from infra.personal.tokens import FALLBACK, PREFIX, sealed
 
+_adapter: Callable[[type], TypeAdapter[Any]] = cache(TypeAdapter)
+
 
 class NotSealed(ValueError):
     """A command's personal values can't be sealed where they stand. It says where, never what."""
@@ -90,8 +92,3 @@ def holds_token(command: Command) -> bool:
     if b"\\u" in body:  # a prefix may be escaped
         body = msgspec.json.encode(msgspec.json.decode(body))
     return PREFIX.encode() in body
-
-
-@cache
-def _adapter(kind: type) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)

@@ -38,13 +38,10 @@ Text = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")
 """One line of text, maybe empty: at most 200 characters, no control characters (PostgreSQL refuses NUL)."""
 
 
-NO_ZONE: Final = "it has no time zone: write 2026-12-01T10:00:00Z, or for example +01:00 instead of Z"
-
-
 def in_utc(time: datetime) -> datetime:
     """The same time in UTC. Raises ValueError where it has no zone, or is outside the years 1 to 9999 there."""
     if time.utcoffset() is None:
-        raise ValueError(NO_ZONE)
+        raise ValueError("it has no time zone: write 2026-12-01T10:00:00Z, or for example +01:00 instead of Z")
     try:
         return time.astimezone(UTC)
     except OverflowError:

@@ -24,8 +24,7 @@ MOST_DIGITS: Final = 1_000
 """Most digits before and behind a decimal's point, and of one increment of a sum. Any number of those add up within `numeric`."""
 
 _LIMITED = frozenset({int, Decimal, datetime})
-_Types: TypeAlias = Mapping[type, Mapping[str, frozenset[Any]]]
-"""By class and field, the types of values that may be beyond the limits, and the classes with fields of their own."""
+_Types: TypeAlias = Mapping[type, Mapping[str, frozenset[Any]]]  # by class and field: limited types, and classes within
 
 
 def within_limits(kind: type, read: Callable[..., Any]) -> Callable[..., Any]:

@@ -36,7 +36,7 @@ class Plain:
 
 
 class Pair(NamedTuple):
-    count: int
+    many: int
     at: datetime
 
 
@@ -88,7 +88,7 @@ BEYOND: list[tuple[str, Any, str]] = [
     ("parts.0.at", [{"at": NO_ZONE}], ZONE),
     ("parts.1.counts.a", [{"at": NOON}, {"at": NOON, "counts": {"a": 2**64}}], BITS),
     ("plain.count", {"count": 2**63}, BITS),
-    ("pair.count", [2**63, NOON], BITS),
+    ("pair.many", [2**63, NOON], BITS),
     ("trio.1", [1, NO_ZONE, ""], ZONE),
     ("keyed.9223372036854775808", {str(2**63): True}, BITS),
     ("price", "1E+1000", DIGITS),
@@ -166,4 +166,4 @@ def test_generated_commands_are_valid_and_have_times_of_every_zone(data: st.Data
     assert validator(Bounded)(msgspec.json.encode(made)) == made
     assert made.at.utcoffset() == timedelta(0)
     plain = data.draw(facts(Pair))
-    assert SMALLEST_INT <= plain.count <= LARGEST_INT
+    assert SMALLEST_INT <= plain.many <= LARGEST_INT
