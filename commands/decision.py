@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from commands.intake import Received, reason
+from commands.intake import Received, hidden_difference, holds_nul, reason
 from domain.language import Refusal
 from infra.domain_model.storable import encode as encode_value
 from infra.domain_model.storable import require_same
@@ -39,6 +39,8 @@ def decide(received: Received, before: Versioned, *, epoch: int, seq: int, max_b
     """
     if received.rejection is not None:
         return _rejection(received, before, received.rejection, epoch, seq)
+    if before.version == 0 and (problem := hidden_difference(received.stream)):
+        return _rejection(received, before, reason("unclear-stream", problem), epoch, seq)
     if received.expected_version is not None and received.expected_version != before.version:
         conflict = f"the stream is at version {before.version}, not {received.expected_version}"
         return _rejection(received, before, reason("version-conflict", conflict), epoch, seq)
@@ -66,6 +68,8 @@ def decide(received: Received, before: Versioned, *, epoch: int, seq: int, max_b
         after = Versioned(before.version + len(events), state)
         commit = _commit(received, after.version, records, None, epoch, seq)
         value = encode(commit)
+        if b"\\u0000" in value and holds_nul(value):
+            raise ValueError("decide returned a text with a NUL character, which PostgreSQL can't store")
     except Refusal as refusal:
         return _rejection(received, before, reason(refusal.code, refusal.message), epoch, seq)
     except TooSlow as slow:

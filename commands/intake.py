@@ -7,19 +7,23 @@ own stream and id if they are valid, else under a reserved stream and an id deri
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation, localcontext
 from functools import cache
 from typing import Any
+from unicodedata import category, is_normalized
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import TypeAdapter, ValidationError
 
 from infra.domain_model.contexts import Context, contexts
+from infra.domain_model.value_limits import within_limits
 from infra.domain_model.versions import summary
 from infra.errors import in_words
 from infra.log.partitioner import partition_of
@@ -113,6 +117,16 @@ def bad_name(stream: str, command_id: str) -> str | None:
     return _problem("stream", stream, _STREAM, "'<context>/<id>'") or _problem("id", command_id)
 
 
+def hidden_difference(stream: str) -> str | None:
+    """What in a stream's name nobody sees, so that it looks like another stream's; None in most. No new stream may have it."""
+    name = stream.partition("/")[2]
+    if name != " ".join(name.split()):
+        return "the stream may have spaces within it only, one at a time, and of no other kind than U+0020"
+    if hidden := "" if name.isascii() else next((one for one in name if category(one) == "Cf"), ""):
+        return f"the stream holds a character that can't be seen, U+{ord(hidden):04X}"
+    return None if is_normalized("NFC", name) else "the stream is not in Unicode's normal form NFC"
+
+
 def bad_client_name(stream: str, command_id: str) -> str | None:
     """The same for a client's command: ids of the form `<policy>~…` are the policies' own."""
     if _OF_POLICY(command_id):
@@ -145,6 +159,20 @@ def fingerprint_of(command: Command) -> str:
     """
     name = command.type.partition("/")[0] if "/" in command.type else command.type
     return _hash(_encode_sorted((name, command.expected_version, _decode_any(command.data))))
+
+
+def require_members_once(body: bytes) -> None:
+    """Require that no object in a client's JSON has a member twice: of two, readers take the last. Raises ValueError."""
+    _decode_once(body.decode())
+
+
+def _once(members: list[tuple[str, Any]]) -> None:
+    if len(dict(members)) < len(members):
+        [(name, _)] = Counter(name for name, _ in members).most_common(1)
+        raise ValueError(f"an object has the member '{name[:40]}' twice")
+
+
+_decode_once = json.JSONDecoder(object_pairs_hook=_once, parse_int=str).decode
 
 
 def _as_written(text: str) -> float:
@@ -219,7 +247,7 @@ def _validated(record: Record, envelope: Command, intake: Intake) -> Received:
 @cache
 def validator(kind: type) -> Callable[[bytes], Any]:
     """The function from JSON to a command. It raises pydantic.ValidationError, and whatever the command's own checks raise."""
-    return TypeAdapter(kind).validator.validate_json
+    return within_limits(kind, TypeAdapter(kind).validator.validate_json)
 
 
 def holds_nul(body: bytes) -> bool:
