@@ -96,6 +96,10 @@ def check(view: View, known: Mapping[str, Context], found: Collection[History]) 
                 f"{poison.message} Generated commands (seed {SEED}) led to this {event.type}: {bytes(event.data).decode()}. "
                 "In production it would stop there: correct it. docs/new-view.md says what a key and a column may be."
             ) from poison
+        if view.kind is Kind.POLICY and (dead := [why for *_, why, _ in rows if why]):
+            raise AssertionError(
+                f"{view.name} wishes what can't be sent. {dead[0]}. Bound the values that it comes from."
+            )
         if view.kind is Kind.JOURNAL:
             [(key, times)] = Counter(map(tuple_getter(view.key_places), rows.elements())).most_common(1) or [((), 0)]
             assert times < 2, f"'{view.name}' has several lines with the key {key}: write one like (at.id, at.version)."
