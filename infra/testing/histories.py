@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 from trace import Trace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -37,15 +37,18 @@ SEED, HISTORIES, COMMANDS = 32, 50, 30
 IDS = ("1", "2", "007", "ä-b")
 """Streams of each context: few, so that ids within commands meet them. Clients may choose ids like the last two."""
 
-History = Sequence[Counted]
-Histories: TypeAlias = tuple[list[History], dict[str, str]]
-"""And the commands that `failed` in them, with the error of `decide` or `evolve`."""
+
+class Histories(NamedTuple):
+    found: list[list[Counted]]
+    events: set[tuple[str, object]]
+    """Those in them, as context and stored type."""
+    failed: dict[str, str]
+    """Commands that failed, with the error of `decide` or `evolve`."""
 
 
 def histories(known: Mapping[str, Context]) -> Histories:
     """Raises NoExample."""
-    chance, intake = Random(SEED), Intake("", 1, contexts=known)
-    found, failed = list[History](), dict[str, str]()
+    chance, intake, made = Random(SEED), Intake("", 1, contexts=known), Histories([], set(), {})
     kinds = [(context, kind, golden(kind)) for context in known.values() for kind in context.commands.values()]
     for _ in range(HISTORIES):
         history, states = list[Counted](), dict[str, Versioned]()
@@ -65,30 +68,28 @@ def histories(known: Mapping[str, Context]) -> Histories:
             before = states.get(stream, Versioned(0, context.initial))
             decided = decide(received, before, epoch=0, seq=offset, max_bytes=intake.max_bytes)
             if (why := decided.commit.reason) and why.code == "failed":
-                failed[kind.__name__] = why.message
+                made.failed[kind.__name__] = why.message
             if events := decided.commit.events:
                 states[stream] = decided.after
                 history.append(Counted(offset, time_ms, decided.commit))
+                made.events.update((context.name, event.type) for event in events)
                 for fact in ({"id": ident}, body, *(msgspec.json.decode(event.data) for event in events)):
                     for value in fact.values():
                         lately[type(value)].append(value)
-        found.append(history)
-    return found, failed
+        made.found.append(history)
+    return made
 
 
-def check(view: View, known: Mapping[str, Context], found: Collection[History]) -> None:
+def check(view: View, known: Mapping[str, Context], made: Histories) -> None:
     """Fold them in one batch, commit by commit, and stream by stream, as a rebuild's parts are.
 
     Raises AssertionError where the view or policy would stop or its table refuse a row, or where the rows differ.
     """
     plan = _plan(view, known)
-    for history in found:
+    for history in made.found:
+        by_stream = sorted(history, key=lambda one: one.commit.stream)
         try:
-            rows = _rows(plan, [history])
-            others = (
-                _rows(plan, [[one] for one in history]),
-                _rows(plan, [sorted(history, key=lambda one: one.commit.stream)]),
-            )
+            rows, *others = [_rows(plan, one) for one in ([history], [[one] for one in history], [by_stream])]
         except PoisonEvent as poison:
             commit = next(one.commit for one in history if one.offset == poison.offset)
             event = commit.events[poison.version - commit.version - 1]
@@ -111,9 +112,9 @@ def check(view: View, known: Mapping[str, Context], found: Collection[History]) 
 
 
 def unreached(
-    known: Mapping[str, Context], views: Collection[View], files: Collection[str], found: Collection[History]
+    known: Mapping[str, Context], views: Collection[View], files: Collection[str], made: Histories
 ) -> list[str]:
-    """The events, and the `case`s in these files of views and policies, that no history has."""
+    """The events, and the `case`s in these files of views and policies, that they don't have; and the commands that failed."""
     wanted: dict[tuple[str, object], str] = {}
     for context in known.values():
         wanted |= {(context.name, kind): f"the event {kind} of {context.name}" for kind, _ in context.stored.values()}
@@ -124,24 +125,19 @@ def unreached(
                 wanted[file, case.body[0].lineno] = what
     tracer, outer = Trace(trace=False), sys.gettrace()
     for plan in [_plan(view, known) for view in views]:
-        for history in found:
-            with suppress(PoisonEvent):  # `check` tells of it
-                tracer.runfunc(_rows, plan, [history])
+        for history in made.found:
+            tracer.runfunc(_rows, plan, [history])
     sys.settrace(outer)
-    reached = tracer.results().counts.keys() | {
-        (one.commit.stream.partition("/")[0], event.type)
-        for history in found
-        for one in history
-        for event in one.commit.events
-    }
-    return [what for place, what in wanted.items() if place not in reached]
+    reached = made.events | tracer.results().counts.keys()
+    failed = [f"what {command} leads to, which failed: {why}" for command, why in made.failed.items()]
+    return [*(what for place, what in wanted.items() if place not in reached), *failed]
 
 
 def _plan(view: View, known: Mapping[str, Context]) -> Plan:
     return Plan({view.name: replace(view, on_poison="stop")}, known)
 
 
-def _rows(plan: Plan, batches: Sequence[History]) -> Counter[tuple[Any, ...]]:
+def _rows(plan: Plan, batches: Sequence[Sequence[Counted]]) -> Counter[tuple[Any, ...]]:
     """The rows of the plan's only view."""
     [view] = plan.views.values()
     folded, added = Folded(plan, NOTHING_BLOCKED), list[tuple[Any, ...]]()

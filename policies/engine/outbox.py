@@ -152,8 +152,7 @@ def _made(wish: Any, ident: str, number: int, at: At) -> Iterator[Wish]:
         yield _send(wish, ident, number, at) if isinstance(wish, Send) else _post(wish, ident, number, at)
     except InvalidWish as why:
         yield _dead(ident, type(wish).__name__.lower(), number, str(why), at)
-        otherwise = wish.otherwise if isinstance(wish, Send) else None
-        if otherwise is not None:
+        if isinstance(wish, Send) and (otherwise := wish.otherwise) is not None:
             if hasattr(otherwise, "refusal"):
                 otherwise = replace(otherwise, refusal=INVALID)
             yield from _made(Send(at.stream, otherwise), ident + OTHERWISE, number, at)
@@ -165,12 +164,14 @@ def _dead(ident: str, kind: str, number: int, why: str, at: At) -> Wish:
 
 
 def _post(wish: Post, ident: str, number: int, at: At) -> Wish:
+    if not re.fullmatch(ENDPOINT_NAME, str(wish.endpoint)):
+        raise InvalidWish("a Post to what can't be an endpoint's name: at most 63 lower case letters, digits, - and _")
     try:
         # not msgspec's `encode`, which makes null of NaN
         body = json.dumps(msgspec.to_builtins(wish.body, str_keys=True), ensure_ascii=False, allow_nan=False)
     except ValueError:
         raise InvalidWish("the body of a Post has a number that JSON can't hold, or refers to itself") from None
-    return Wish(ident, "post", number, _endpoint(wish), None, body, None, None, FollowUp(), FollowUp(), at)
+    return Wish(ident, "post", number, wish.endpoint, None, body, None, None, FollowUp(), FollowUp(), at)
 
 
 def _send(wish: Send, ident: str, number: int, at: At) -> Wish:
@@ -197,12 +198,6 @@ def _send(wish: Send, ident: str, number: int, at: At) -> Wish:
         otherwise=_follow_up(at.stream, wish.otherwise, ident + OTHERWISE, fills=True),
         at=at,
     )
-
-
-def _endpoint(wish: Post) -> str:
-    if not re.fullmatch(ENDPOINT_NAME, str(wish.endpoint)):
-        raise InvalidWish("a Post to what can't be an endpoint's name: at most 63 lower case letters, digits, - and _")
-    return wish.endpoint
 
 
 def _follow_up(stream: str, command: Any, ident: str, *, fills: bool = False) -> FollowUp:
