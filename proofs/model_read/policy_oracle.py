@@ -60,9 +60,8 @@ class Moved(Wishes):
         assert wish.otherwise
         ident = id_of(MOVING, at.stream, at.version, number)
         super()._wished(commit, time_ms, at, number, Wish(at.stream, wish.otherwise.type, wish.otherwise.body))
-        unsent = {"target": None, "type": None, "body": None, "fingerprint": ""}
         self.made.pop(ident)
-        self.rows[ident] = self.rows[ident]._replace(**unsent)
+        self.rows[ident] = self.rows[ident]._replace(target=None, type=None, body=None, fingerprint="")
         self.dead[ident] = f"invalid-wish: {wish.type} to 'accounts': the stream is longer than {LONGEST} bytes"
         super()._wished(
             commit, time_ms, at, number, Wish(at.stream, wish.otherwise.type, wish.otherwise.body), "~otherwise"

@@ -29,6 +29,7 @@ from tests.engine.projections.viewkit import view
 class Booked:
     doctor: Text
     day: date
+    ticket: str
 
 
 @fact
@@ -52,9 +53,9 @@ class Book:
 
 @fact
 class Move:
-    """Only who knows the day may move it."""
+    """Only who has the ticket may move it."""
 
-    was: date
+    ticket: Text
     day: date
 
 
@@ -66,8 +67,8 @@ class Close:
 Command: TypeAlias = Book | Move | Close
 
 
-class NotThatDay(Refusal):
-    """The appointment is on another day."""
+class NoTicket(Refusal):
+    """This is not the appointment's ticket."""
 
 
 STATE_VERSION = 1
@@ -75,23 +76,23 @@ STATE_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class State:
-    day: date | None = None
+    ticket: str = ""
 
 
 def decide(command: Command, state: State) -> list[Event]:
     match command:
         case Book(doctor=doctor, day=day):
-            return [] if state.day else [Booked(doctor=doctor, day=day)]
-        case Move(was=was, day=day):
-            if was != state.day:
-                raise NotThatDay
+            return [] if state.ticket else [Booked(doctor=doctor, day=day, ticket=f"{doctor} on {day}")]
+        case Move(ticket=ticket, day=day):
+            if ticket != state.ticket:
+                raise NoTicket
             return [Moved(day=day)]
         case Close():
             raise ZeroDivisionError
 
 
 def evolve(state: State, event: Event) -> State:
-    return state if isinstance(event, Closed) else State(event.day)
+    return State(event.ticket) if isinstance(event, Booked) else state
 
 
 CLINIC = replace(context_of(sys.modules[__name__]), name="clinic")
