@@ -84,7 +84,7 @@ def decide(command: Command, state: State) -> list[Event]:
         case Book(doctor=doctor, day=day):
             return [] if state.ticket else [Booked(doctor=doctor, day=day, ticket=f"{doctor} on {day}")]
         case Move(ticket=ticket, day=day):
-            if ticket != state.ticket:
+            if not state.ticket or ticket != state.ticket:
                 raise NoTicket
             return [Moved(day=day)]
         case Close():
