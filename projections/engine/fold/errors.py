@@ -29,6 +29,8 @@ class EngineStop(SamefoldError):
     """Folding stops at a record of the log. Nothing was skipped, and nothing after it is committed."""
 
     code: ClassVar[str] = "engine-stop"
+    other_code: ClassVar[str] = "corrected code"
+    """What the partition waits for, where it does."""
 
     def __init__(self, message: str, hint: str, *, partition: int, offset: int) -> None:
         super().__init__(message, f"Nothing was skipped. {hint}")
