@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -286,18 +287,28 @@ def found_in(client: httpx.Client, faults: Sequence[Fault], chance: random.Rando
     """Send everything to everybody; what is wrong."""
     sends = [(one, value) for one in faults for value in VALUES[one.kind]] * 2
     chance.shuffle(sends)
+    answers: Counter[str] = Counter()
     for number, (one, value) in enumerate(sends):
         answer = client.post(
             f"/c{one.number}/{chance.choice('abc')}/keep",
             content=f'{{"value": {value}}}',
-            headers={"Content-Type": "application/json", "Idempotency-Key": f'"{number}"', "Prefer": "wait=0"},
+            headers={"Content-Type": "application/json", "Idempotency-Key": f'"{number}"', "Prefer": "wait=3"},
         )
-        is_failed = answer.status_code == 500 and answer.json()["code"] == "failed"
-        if answer.status_code not in (200, 201, 202, 409, 413, 422) and not is_failed:
+        what = "accepted" if answer.is_success else answer.json()["code"]
+        answers[f"{answer.status_code} {what}"] += 1
+        if answer.status_code >= 500 and what != "failed":
             yield f"{one}, {value[:50]}: {answer.status_code} {answer.text[:300]}"
         if number % 5 == 0:
             yield from _bank(client, number)
     yield from _bank(client, len(sends))
+    ready = client.get("/health/ready").json()
+    print(
+        f"{dict(answers)}; stopped: {ready.get('stopped_views')}; standing still: {ready.get('standing_still')}",
+        flush=True,
+    )
+    wanted = {f"v{one.number}" for one in faults if one.place == "VIEW"}
+    if more := set(ready.get("stopped_views", {})) - wanted:
+        yield f"these views have no fault, and stopped: {sorted(more)}"
 
 
 def _bank(client: httpx.Client, number: int) -> Iterator[str]:

@@ -199,7 +199,7 @@ def test_a_worker_that_is_late_stops_nothing(bank: Bookkeeper) -> None:
             name, offset = next(iter(before), "sums"), positions.readings[at].next_offset
             stop_view(db, positions, PoisonEvent(name, "accounts/2", 99, partition=at, offset=offset, cause="late"))
         assert stopped(world, broken) == before
-    assert len(before) == 1
+    assert len(stopped(world, broken)) == 1
     other.close()
 
 

@@ -319,7 +319,7 @@ def test_views_stop_alone_as_under_the_faust_agents(keeper: Bookkeeper, folding:
         resume(world, ["sums", "totals"], stopping(CORRECTED))
         keeper.life(ACCOUNTS, 1)
         reach_the_end(world)
-    exact(world, views_of("stopping") | {"sums": stopping(CORRECTED)["sums"], "totals": stopping(CORRECTED)["totals"]})
+    exact(world, {**views_of("stopping"), **{name: stopping(CORRECTED)[name] for name in ("sums", "totals")}})
 
 
 @pytest.mark.slow
