@@ -261,7 +261,7 @@ class StoreChecks:
     def _ask_commands(self) -> dict[int, tuple[int, int]]:
         """`HealthSnapshot.commands`; none where this process may not ask for the handlers' group."""
         with suppress(KafkaException):
-            decided = release.decided(self._admin, self._settings.group_prefix)
+            decided = release.decided(self._admin, self._settings)
             ends = topics.ends(self.topics()[0], self._admin)
             return {partition: (offset, ends[partition]) for partition, offset in decided.items()}
         return {}

@@ -156,6 +156,7 @@ class Handler:
         """By partition whose next commands are an attempt, the one before."""
         self._decided: dict[int, TopicPartition] = {}
         """How far since the group was told."""
+        self._is_telling = False
         self._rebalanced = False
         self._timers: dict[int, tuple[float, Callable[[], Action | None]]] = {}
         self._due_database = 0.0
@@ -230,10 +231,11 @@ class Handler:
         if now < self._due_check:
             return
         self._due_check = now + CHECK_S
-        if self._decided:
+        if self._decided and not self._is_telling:
             with suppress(KafkaException):
                 self._consumer.commit(offsets=[*self._decided.values()], asynchronous=True)
-            self._decided.clear()
+                self._is_telling = True
+                self._decided.clear()
         with suppress(clients.KafkaUnavailable):
             commands, events = (self._unchanged(topic) for topic in self._topics)
             self._topics = commands, events
@@ -679,6 +681,8 @@ class Handler:
     def _on_commit(self, failed: KafkaError | None, offsets: list[TopicPartition]) -> None:
         """The group's answer."""
         for offset in offsets:
+            if offset.metadata:
+                self._is_telling = False
             writer, _ = (None, 0.0) if offset.metadata else self._confirming.pop(offset.partition, (None, 0.0))
             error = failed or offset.error
             if error is not None and _ends(error):
@@ -719,7 +723,7 @@ class Handler:
 
     def _join(self) -> None:
         self._finished = None
-        self._is_member = False
+        self._is_member = self._is_telling = False
         self._confirming.clear()
         self._consumer = clients.group_consumer(
             self.settings,
@@ -821,7 +825,7 @@ class Handler:
         self._drop(list(self.writers))  # reports that still come must start nothing
         with suppress(KafkaException):
             self._producer.now.flush(5)
-        if not self._confirming:
+        if not self._confirming and not self._is_telling:
             self._consumer.close()  # it would wait for the commits; a static member leaves without a message
         self._log_reader.close()
         if self._database is not None:

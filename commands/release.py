@@ -57,13 +57,14 @@ def alive(admin: Admin, prefix: str) -> list[str]:
     ]
 
 
-def decided(admin: Admin, prefix: str) -> dict[int, int]:
+def decided(admin: Admin, settings: Settings) -> dict[int, int]:
     """By partition, how far this release's handlers have told that they are. Raises KafkaUnavailable, KafkaException."""
-    group = ConsumerGroupTopicPartitions(group_of(prefix))
+    group = ConsumerGroupTopicPartitions(group_of(settings.group_prefix))
     [found] = admin.ask(
         lambda client, within_s: client.list_consumer_group_offsets([group], request_timeout=within_s)
     ).values()
-    return {one.partition: one.offset for one in found.result().topic_partitions}
+    kept = found.result().topic_partitions
+    return {one.partition: one.offset for one in kept if one.topic == settings.commands_topic}
 
 
 def require_alone(settings: Settings, types: Collection[CommandType]) -> None:

@@ -238,7 +238,7 @@ def _still(settings: Settings) -> str:
         with naming(settings), connect(settings, "doctor") as connection:
             query = f"select agent, partition, next_offset from positions where topic = %s and agent in {AGENTS}"  # noqa: S608
             agents = connection.execute(query, [settings.events_topic]).fetchall()
-        handlers = decided(Admin(settings), settings.group_prefix).items()
+        handlers = decided(Admin(settings), settings).items()
         return {(who, at, offset) for who, at, offset in agents if offset < events[at]} | {
             ("handlers", at, offset) for at, offset in handlers if offset < commands[at]
         }

@@ -15,8 +15,11 @@ import pytest
 
 from api import stores
 from api.health import SUBJECTS, Readiness
+from commands import release
 from infra import doctor
 from infra.database.connect import connect
+from infra.log import topics
+from infra.log.partitioner import partition_of
 from infra.settings import Settings
 from infra.testing.waiting import until
 from tests.engine.api.api import Api, agent, problem, serving
@@ -162,7 +165,9 @@ def test_commands_that_no_handler_decides_are_told_and_repeated_ones_are_not(
         assert (found.ok, found.found.partition(":")[0]) == (False, "handlers")
         with handler(world):
             send(world, open_account("ada"))
-            until(lambda: standing() == {}, "all are decided, the last one by its first answer")
+            here, admin = partition_of("accounts/ada", world.partitions), topics.Admin(world)
+            until(lambda: release.decided(admin, world)[here] == 4, "all are decided, the last one by its first answer")
+            until(lambda: standing() == {}, "it is told")
 
 
 def test_a_stall_is_told() -> None:

@@ -17,7 +17,9 @@ FAULT = '    if at.version == 3:\n        __import__("re").match(r"(a+)+$", "a" 
 
 
 @pytest.mark.slow
-def test_a_view_that_does_not_end_at_an_event_stops_there_alone_and_never_parks(world: Settings, tmp_path: Path) -> None:
+def test_a_view_that_does_not_end_at_an_event_stops_there_alone_and_never_parks(
+    world: Settings, tmp_path: Path
+) -> None:
     log = Log(world)
     edits = [("VERSION = 2\n", 'VERSION = 2\nON_POISON = "park"\n'), (EVOLVE, EVOLVE + FAULT)]
     code = write_tree(tmp_path / "code", ROOT, {"projections/balances.py": edits})
