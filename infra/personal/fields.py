@@ -59,15 +59,15 @@ def sealed_validator(kind: type) -> Callable[[bytes], Any]:
 
 def decided_decoder(kind: type, decode: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """The decoder of what `decide` returned. It raises ValueError for plain personal text, and for what no column can hold."""
-    checked = within_limits(kind, decode)
-    if checked is decode and not is_personal(kind):
+    checked, is_sealed = within_limits(kind, decode), is_personal(kind)
+    if checked is decode and not is_sealed:
         return decode
     # by the names that it is written under: an alias is for what clients send
     validate = partial(TypeAdapter(kind).validator.validate_json, context=SEALED, by_alias=False, by_name=True)
 
     def read(data: bytes | msgspec.Raw) -> Any:
         try:
-            if is_personal(kind):
+            if is_sealed:
                 validate(bytes(data))
             return checked(data)
         except ValidationError as error:  # without any value

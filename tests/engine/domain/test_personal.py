@@ -124,6 +124,8 @@ def test_a_forgotten_value_is_shown_as_its_fallback() -> None:
 def test_plain_text_is_checked_before_it_is_sealed(body: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Unsealed(command("Register", ADA | body), Register)
+    with pytest.raises(ValidationError, match="64 bits"):
+        Unsealed(command("Kind", {"one": 2**63, "name": "Ada"}), kind_of(int, name=Personal[Text]))
 
 
 def test_what_pydantic_makes_of_a_text_is_what_is_sealed() -> None:
