@@ -56,6 +56,8 @@ class Ready(TypedDict):
 
     status: str
     checks: dict[str, Checked]
+    stopped_views: NotRequired[dict[str, str]]
+    """By name, the code of why each stopped. Other requests are served as ever, so this process is ready."""
 
 
 class Readiness:
@@ -87,9 +89,14 @@ class Readiness:
         if seen is not None and seen is not self._seen:
             self._seen = seen
             self._lags.saw(seen.at, seen.positions, seen.ends)
-            tell_lags(self._lags.now, seen.parked)
+            tell_lags(self._lags.now, seen.views)
         for name, error in self.checks().items():
             metrics.READY.labels(name).set(error is None)
+
+    @property
+    def stopped_views(self) -> dict[str, str]:
+        """By name, the code of why each stopped, as of the last check."""
+        return {view: stopped for view, _, stopped in self._seen.views if stopped} if self._seen else {}
 
     def _blind(self) -> SamefoldError | None:
         age = time.monotonic() - self._seen.at if self._seen else None
@@ -140,7 +147,10 @@ async def _ready(request: Request) -> Response:
     checks = {name: _checked(error) for name, error in found.items()}
     if wrong := [name for name, error in found.items() if error is not None]:
         raise NOT_READY(f"Failing: {', '.join(wrong)}.", checks=checks)
-    return Response(msgspec.json.encode(Ready(status="ready", checks=checks)), media_type=JSON)
+    ready = Ready(status="ready", checks=checks)
+    if stopped := readiness.stopped_views:
+        ready["stopped_views"] = stopped
+    return Response(msgspec.json.encode(ready), media_type=JSON)
 
 
 def _checked(error: SamefoldError | None) -> Checked:

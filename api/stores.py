@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ from infra.log import clients, topics
 from infra.log.topics import Topic
 from infra.observability.logs import StatusLog
 from infra.settings import Settings
-from projections.engine.live.lag import PARKED
+from projections.engine.live.lag import VIEWS
 from projections.engine.live.startup import Contract, require_promised, set_difference
 from projections.engine.rebuild.switch import Pointer
 from projections.engine.store.command_types import CommandType
@@ -83,8 +83,8 @@ class HealthSnapshot:
     """{agent: {partition: next offset}}, of agents with live views, and of policies."""
     ends: Mapping[int, int]
     """Of the log, by partition; read after the positions, so never behind them."""
-    parked: Mapping[str, int]
-    """How many streams a live view or a policy leaves out, by view."""
+    views: Sequence[tuple[str, int, str | None]]
+    """What each view or policy leaves out: the rows of `VIEWS`."""
 
     def behind(self, agent: str) -> int:
         """Records that the log holds and the agent has not folded."""
@@ -206,7 +206,7 @@ class StoreChecks:
             positions: dict[str, dict[int, int]] = {}
             for agent, partition, next_offset in rows[0] or ():
                 positions.setdefault(agent, {})[partition] = next_offset
-            self.seen = HealthSnapshot(time.monotonic(), self.live, positions, ends, dict(rows[3] or ()))
+            self.seen = HealthSnapshot(time.monotonic(), self.live, positions, ends, rows[3] or ())
 
     async def _checked(self, subject: str, asked: Awaitable[T]) -> T | None:
         """The store's answer, or None with the reason in `failures`."""
@@ -281,7 +281,6 @@ select
      from positions where topic = %s and agent in {AGENTS}),
   (select json_agg(json_build_array(view, agent, version, table_name)) from live),
   (select json_agg(json_build_array(topic, topic_id, partitions, partitioner)) from topics where topic = any(%s)),
-  (select json_agg(json_build_array(view, streams))
-     from ({PARKED}) p),
+  (select json_agg(json_build_array(view, streams, stopped)) from ({VIEWS}) v),
   (select json_agg(json_build_array(context, type)) from command_types)
 """  # noqa: S608

@@ -22,6 +22,8 @@ from infra.errors import SamefoldError
 from infra.personal.keys import Keys
 from infra.personal.tokens import key_ids, opened
 from infra.settings import Settings
+from projections.engine.live.lag import VIEWS
+from projections.engine.store.positions import STOPPED
 from projections.engine.views import queries
 from projections.engine.views.queries import Found, Query
 from projections.engine.views.token import Token
@@ -38,6 +40,12 @@ Values: TypeAlias = tuple[Any, ...]
 
 class ViewNotLive(SamefoldError):
     """The view is not live, or not in this code's version."""
+
+    is_public = True
+
+
+class ViewStopped(SamefoldError):
+    """The view has stopped at an event that it can't take."""
 
     is_public = True
 
@@ -97,14 +105,12 @@ class ViewReader:
         with naming(self._settings):
             await self._live_table(view)
 
-    async def parked(self) -> dict[str, int]:
-        """By live view, how many streams it leaves out from some event on. Raises DatabaseUnavailable."""
+    async def left_out(self) -> dict[str, tuple[int, str | None]]:
+        """By view, how many streams it leaves out from some event on, and why it is stopped. Raises DatabaseUnavailable."""
         with naming(self._settings):
             async with self._pool.connection() as connection:
-                cursor = await connection.execute(
-                    "select l.view, count(k.stream) from live l left join parked k using (table_name) group by l.view"
-                )
-                return dict(await cursor.fetchall())
+                cursor = await connection.execute(VIEWS)
+                return {view: (streams, stopped) for view, streams, stopped in await cursor.fetchall()}
 
     async def no_older(
         self, seen: Token, agent: str, wait_s: float, request: Request, read: Callable[[], Awaitable[Found]]
@@ -132,35 +138,40 @@ class ViewReader:
             table = self._tables.get(view.name) or await self._live_table(view)
             while True:
                 try:
-                    found = await self._execute(view, query(table))
+                    found = await self._execute(query(table))
                 except errors.UndefinedTable:
                     if (now := await self._live_table(view)) == table:
                         raise
                     table = now
                     continue
-                if (found.table, found.version) == (table, view.version):
+                if found is not None and (found.table, found.version) == (table, view.version):
                     return found
                 table = await self._live_table(view)
 
-    async def _execute(self, view: View, query: Query) -> Found:
+    async def _execute(self, query: Query) -> Found | None:
+        """None where the view is not live."""
         async with self._pool.connection() as connection:
             row = await (await connection.execute(query.text, query.parameters)).fetchone()
-        if row is None:
-            raise self._not_live(view, None)
-        return queries.found(row[0])
+        return row and queries.found(row[0])
 
     async def _live_table(self, view: View) -> str:
-        """Of this code's version, whose columns a query can name."""
+        """Of this code's version, whose columns a query can name. Raises ViewNotLive, ViewStopped."""
         async with self._pool.connection() as connection:
-            cursor = await connection.execute("select version, table_name from live where view = %s", (view.name,))
-            row = await cursor.fetchone()
-        if row is None or row[0] != view.version:
-            raise self._not_live(view, row and row[0])
-        self._tables[view.name] = str(row[1])
-        return str(row[1])
+            cursor = await connection.execute(_LIVE_TABLE, (view.name, view.name))
+            version, table, stopped, since = await cursor.fetchone() or (None, None, None, None)
+        if stopped or version != view.version:
+            self._tables.pop(view.name, None)
+        if stopped:
+            raise ViewStopped(
+                f"View '{view.name}' has not been kept up to date since {since:%Y-%m-%dT%H:%M:%S%z}: {stopped}.",
+                "Its code must be corrected: `samefold views` says why it stopped.",
+            )
+        if version != view.version:
+            raise self._not_live(view, version)
+        self._tables[view.name] = str(table)
+        return str(table)
 
     def _not_live(self, view: View, version: int | None) -> ViewNotLive:
-        self._tables.pop(view.name, None)
         if version is None:
             return ViewNotLive(
                 f"View '{view.name}' is not live yet.", "If no agent is starting, start one: `samefold run agent`."
@@ -169,6 +180,12 @@ class ViewReader:
             f"View '{view.name}' is live as version {version}, and this code has version {view.version}.",
             "A deployment is under way, or was never finished: `samefold views` and `samefold rebuild`.",
         )
+
+
+_LIVE_TABLE = f"""
+select version, table_name, null, null from live where view = %s
+union all select version, table_name, code, stopped_at from {STOPPED} s where view = %s
+"""  # noqa: S608
 
 
 class Waiter:

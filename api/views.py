@@ -39,6 +39,7 @@ from api.view_reader import (
     TOO_MANY_READERS,
     PositionNotReached,
     ViewNotLive,
+    ViewStopped,
     content_tag,
     row_members,
     row_tag,
@@ -142,7 +143,7 @@ def _list(views: Mapping[str, View]) -> Route:
         refuse_unknown(request, set())
         services = services_of(request)
         require_promises(services)
-        parked = await services.views.parked()
+        left_out = await services.views.left_out()
         described = [
             ViewDescription(
                 name=view.name,
@@ -150,7 +151,8 @@ def _list(views: Mapping[str, View]) -> Route:
                 kind=view.kind,
                 version=view.version,
                 agent=view.agent,
-                parked=parked.get(view.name, 0),
+                parked=left_out.get(view.name, (0, None))[0],
+                stopped=left_out.get(view.name, (0, None))[1],
                 key=[column.name for column in view.key],
                 columns={column.name: schema_of(column) for column in view.columns},
                 href=path_of("views", view.name),
@@ -288,6 +290,7 @@ class ViewDescription(TypedDict):
     version: int
     agent: str
     parked: Parked
+    stopped: Annotated[str | None, Field(description="Where the view has stopped at an event, the reason's code.")]
     key: list[str]
     columns: Annotated[dict[str, Any], Field(description="The JSON schema of each column.")]
     href: str
@@ -356,7 +359,7 @@ _READ: openapi.Responses = {
     200: {"headers": _SEEN},
     304: {"description": "It is as it was.", "headers": _SEEN},
 }
-_UNREADABLE = (kind_of(DatabaseUnavailable), kind_of(ViewNotLive), STOPPING, *DENIED)
+_UNREADABLE = (kind_of(DatabaseUnavailable), kind_of(ViewNotLive), kind_of(ViewStopped), STOPPING, *DENIED)
 _UNREAD = (
     *(CALLERS_FAULT[BadToken], CALLERS_FAULT[OtherLog], INVALID, BAD_SEGMENT, TOO_MANY_READERS),
     *(kind_of(PositionNotReached), *_UNREADABLE),

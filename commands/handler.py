@@ -558,7 +558,7 @@ class Handler:
                 f"no agent that can fold these events has run yet, start those first: {_names(snapshot.unfoldable)}"
             )
         if snapshot.unrecorded:
-            if not self._reader.shows_this_code:
+            if not self._reader.shows_this_code():
                 return Wait(
                     "other views are live than this code's: `samefold rebuild` with this code switches to its own"
                 )

@@ -21,6 +21,7 @@ from infra.log.rule import Reading
 from projections.engine.store.command_types import CommandType, live_types, own_types
 from projections.engine.store.commit import prepare
 from projections.engine.store.event_types import foldable_types, own_event_types
+from projections.engine.store.positions import live_set
 from projections.engine.views.binary_arrays import texts, uuids
 from projections.engine.views.core_views import (
     OUTCOMES,
@@ -60,10 +61,9 @@ class SnapshotReader:
             unfoldable=events - foldable,
         )
 
-    @property
     def shows_this_code(self) -> bool:
-        """Whether the newest snapshot's live views are those of this code: then agents can fold all of its events."""
-        return self._versions == code_set(agent_views(AGENT))
+        """Whether the live views are those of this code: then agents can fold all of its events. Raises psycopg.Error."""
+        return live_set(self.connection, AGENT) == code_set(agent_views(AGENT))
 
     @property
     def states(self) -> dict[str, int]:

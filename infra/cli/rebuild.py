@@ -148,6 +148,21 @@ def switch(
     show(plain(result), _switched, as_json=as_json)
 
 
+def resume(
+    views: Annotated[list[str] | None, typer.Argument(help="Stopped views; without, all.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Fold stopped views on with this code, from where they stopped, and make them live again."""
+    from infra.settings import Settings
+    from infra.terminal import Stages, plain, show
+    from projections.engine.rebuild.rebuild import resume as run
+    from projections.engine.views.core_views import all_views
+
+    with _telling_what_became(views or []), Stages(quiet=as_json) as stages:
+        result = run(Settings(), views or [], all_views(), progress=stages)
+    show(plain(result), _switched, as_json=as_json)
+
+
 def _offer(names: list[str]) -> None:
     """Say where going back to a table that is there would do."""
     from infra.database.connect import connect, naming

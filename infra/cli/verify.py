@@ -42,6 +42,7 @@ def verify(
         "differences": found.differences,
         "commits": found.commits,
         "positions": plain(found.positions),
+        "stopped": found.stopped,
         "views": {
             name: {"table": one.table, "rows": one.rows, "differences": one.total, "shown": plain(one.differences)}
             for name, one in found.views.items()
@@ -67,6 +68,8 @@ def _text(found: dict[str, Any]) -> Iterator[RenderableType]:
         for name, one in views.items()
     )
     yield table(("view", "table", "rows", "differences"), rows)
+    for name in found["stopped"]:
+        yield Text(f"{name} is stopped, so not compared: `samefold views` says why", "yellow")
     for difference in found["positions"]:
         yield Text(_sentence(difference), "red")
     for name, one in views.items():

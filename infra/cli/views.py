@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from infra.cli import Json, ViewName, Yes
+from infra.cli.rebuild import resume
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     views = typer.Typer(invoke_without_command=True, help="What readers see, and what this code has.")
     views.callback()(show)
+    views.command()(resume)
     views.command()(drop)
     app.add_typer(views, name="views")
 
@@ -58,11 +60,14 @@ def drop(
 
 
 def _result(found: Overview) -> dict[str, Any]:
+    from infra import terminal
+
     return {
         "views": {
             view.name: {
                 "code": view.code.version if view.code else None,
-                "live": view.live.version if view.live else None,
+                "live": view.live.version if view.live and not view.stopped else None,
+                "stopped": terminal.plain(view.stopped),
                 "table": view.live.table if view.live else None,
                 "agent": view.live.agent if view.live else view.code.agent if view.code else None,
                 "parked": len(view.parked),
@@ -102,10 +107,17 @@ def _text(found: dict[str, Any]) -> Iterator[RenderableType]:
             if build["state"] != "live"
         ]
         versions = [view[which] and f"v{view[which]}" for which in ("code", "live")]
+        if view["stopped"]:
+            versions[1] = Text("stopped", "red")
         return name, *versions, view["table"], view["agent"], view["parked"] or None, ", ".join(others)
 
     columns = ("view", "code", "live", "table", "agent", "parked", "other tables")
     yield table(columns, (row(name, view) for name, view in found["views"].items()))
+    for name, view in found["views"].items():
+        if why := view["stopped"]:
+            at = f"event {why['stream_version']} of {why['stream']} (partition {why['partition']}, offset {why['offset']})"
+            yield Text(f"{name} stopped at {at}, {why['stopped_at']:%F %T}: {why['error']}", "red")
+            yield f"  Correct projections/{name}.py, then `samefold views resume {name}`."
     for agent, now in found["agents"].items():
         at = " ".join(f"{partition}:{offset}" for partition, offset in now["positions"].items())
         lag = now["lag"]

@@ -18,6 +18,7 @@ OWN_TABLES = (
     "personal_keys",
     "positions",
     "skips",
+    "stopped_views",
     "topics",
 )
 """Those of `schema.py`."""

@@ -31,9 +31,11 @@ RIGHTS: Final[Mapping[str, Iterable[Mapping[str, tuple[str, ...]]]]] = {
     "agent": [
         {
             "select, insert, update, delete": (ROWS, STATES, OUTCOMES),
-            "select, insert, update": ("positions",),
-            "select, insert, maintain": ("live",),  # a first start locks it
-            "select, insert": ("builds", "command_types", "event_types", "parked", "topics"),
+            "select, insert, delete, maintain": ("live",),  # a first start locks it
+            "select, insert, delete": ("stopped_views",),
+            "select, insert, update": ("build_positions", "positions"),
+            "select, insert, update (state)": ("builds",),  # of a view that it stops
+            "select, insert": ("command_types", "event_types", "parked", "topics"),
             "select": ("activations", "alembic_version", "archive_files", "skips"),
         }
     ],
@@ -42,7 +44,7 @@ RIGHTS: Final[Mapping[str, Iterable[Mapping[str, tuple[str, ...]]]]] = {
             "select, insert, update, delete": ("outbox",),
             "select, insert, update": ("activations", "positions"),
             "select, insert": ("parked", "topics"),
-            "select": ("alembic_version", "archive_files", "command_types", "live", "skips"),
+            "select": ("alembic_version", "archive_files", "command_types", "live", "skips", "stopped_views"),
         },
         _KEYS,
     ],
@@ -50,7 +52,7 @@ RIGHTS: Final[Mapping[str, Iterable[Mapping[str, tuple[str, ...]]]]] = {
         {
             "select, update (generation)": ("positions",),
             "select, insert": ("command_types", "topics"),
-            "select": (STATES, OUTCOMES, "archive_files", "event_types", "live"),
+            "select": (STATES, OUTCOMES, "archive_files", "event_types", "live", "stopped_views"),
         }
     ],
     "api": [
@@ -63,6 +65,7 @@ RIGHTS: Final[Mapping[str, Iterable[Mapping[str, tuple[str, ...]]]]] = {
                 "live",
                 "parked",
                 "positions",
+                "stopped_views",
                 "topics",
             ),
             "select (policy, kind, dead, due, wished_at, sent_at)": ("outbox",),

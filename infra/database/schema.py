@@ -41,6 +41,23 @@ live = sa.Table(
     comment="The pointer: which table readers of a view see",
 )
 
+stopped_views = sa.Table(
+    "stopped_views",
+    metadata,
+    sa.Column("view", sa.Text(collation="C"), primary_key=True),
+    sa.Column("agent", sa.Text(collation="C"), nullable=False),
+    sa.Column("version", sa.Integer, nullable=False, comment="of the view, as its code had it"),
+    sa.Column("table_name", sa.Text(collation="C"), nullable=False, comment="an old build, which a switch catches up"),
+    sa.Column("stream", sa.Text(collation="C"), nullable=False),
+    sa.Column("stream_version", sa.BigInteger, nullable=False),
+    sa.Column("partition", sa.Integer, nullable=False),
+    sa.Column("log_offset", sa.BigInteger, nullable=False, comment="of the event that the view can't take"),
+    sa.Column("code", sa.Text, nullable=False),
+    sa.Column("error", sa.Text, nullable=False),
+    sa.Column("stopped_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.now()),
+    comment="Views that met an event they can't take and left their agent; in force while the view is not live",
+)
+
 command_types = sa.Table(
     "command_types",
     metadata,

@@ -110,6 +110,7 @@ PUBLISHER_STILL = _gauge(
 LAG_EVENTS = _gauge("lag_events", "Records of the log that an agent has not folded.", "agent", "partition")
 LAG_SECONDS = _gauge("lag_seconds", "How long the first of them has been waiting.", "agent", "partition")
 PARKED_STREAMS = _gauge("parked_streams", "Streams that a live view or a policy leaves out.", "view")
+VIEW_STOPPED = _gauge("view_stopped", "1 where a view has stopped at an event that it can't take.", "view")
 OUTBOX_OPEN = _gauge("outbox_open", "Wishes of a policy that have no end yet, without dead letters.", "policy")
 OUTBOX_DEAD = _gauge("outbox_dead", "Dead letters of a policy.", "policy")
 OUTBOX_UNSENT_SECONDS = _gauge("outbox_unsent_seconds", "How long the oldest due wish has not been sent.", "policy")

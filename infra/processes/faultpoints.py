@@ -27,6 +27,7 @@ AgentPoint: TypeAlias = Literal[
     "rows sent",  # the transaction holds everything
     "COMMIT sent",  # on its way to the server, which may have carried it out
     "COMMIT acknowledged",  # the reader has not heard of it
+    "view stopped",  # its COMMIT is the next statement
 ]
 BuilderPoint: TypeAlias = Literal[
     "build pinned",

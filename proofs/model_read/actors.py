@@ -222,6 +222,10 @@ def _plan(views: Mapping[str, View]) -> Plan:
     return _plans[which]
 
 
+class Stopped(Exception):
+    """The view has no row in the table of live ones."""
+
+
 def reader(world: World, times: int, *, sql_view: bool) -> None:
     """A client that asks for all balances over and over; each answer must show all that any client saw before the question."""
     table = "balances_v1"
@@ -236,6 +240,8 @@ def reader(world: World, times: int, *, sql_view: bool) -> None:
                 table, found = _ask(connection, table)
         except psycopg.OperationalError:
             connection = connect(world.settings, "reader")
+        except Stopped:
+            continue
         else:
             world.saw(known, {account: trail.count(" ") for account, trail in found.items()})
 
@@ -248,6 +254,8 @@ def _ask(connection: Connection, table: str) -> tuple[str, dict[str, str]]:
             f"select l.table_name, b.account, b.trail from live l left join {table} b on true where l.view = 'balances'"
         )
         rows = connection.execute(query.encode()).fetchall()
+        if not rows:
+            raise Stopped
         if rows[0][0] == table:
             break
         table = rows[0][0]

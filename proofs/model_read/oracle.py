@@ -153,6 +153,11 @@ def place(row: Row) -> Place:
     return Place(*(row[name] for name in Place._fields))
 
 
+def live_set(tables: Tables) -> dict[str, int]:
+    """The versions of all views, of stopped ones too."""
+    return {row["view"]: row["version"] for row in (*tables["stopped_views"], *tables["live"])}
+
+
 def positions_of(tables: Tables) -> dict[int, Place]:
     return {row["partition"]: place(row) for row in tables["positions"]}
 
@@ -179,7 +184,7 @@ class Watch:
             raise Violation(POSITIONS, f"{behind} went back from {self.before} to {after}")
         code = self.sets.get(process)
         if moved and code is not None:
-            live = {row["view"]: row["version"] for row in tables["live"]}
+            live = live_set(tables)
             if live != code:
                 raise Violation(SET, f"{process} with {code} folded while {live} is live")
         self.before = after

@@ -7,10 +7,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from infra.database.connect import DatabaseUnavailable
 from infra.errors import SamefoldError
 from projections.engine.live import tail
 from projections.engine.operate.replaying import drop, replay
-from projections.engine.rebuild.rebuild import go_to, rebuild
+from projections.engine.rebuild.build_locks import BuildAbandoned
+from projections.engine.rebuild.catch_up import Ahead, MovedElsewhere
+from projections.engine.rebuild.rebuild import NoBuild, NotStopped, go_to, rebuild, resume
 from projections.engine.views.sql_views import replace_sql_view
 from projections.engine.views.view import View
 from proofs.model_read.actors import Agent, reader
@@ -91,6 +94,11 @@ def switching(version: int) -> Step:
     return lambda world: go_to(world.settings, ["balances"], code(version))
 
 
+def resuming(world: World) -> None:
+    """`samefold views resume`, with code that takes the event that the view stopped at."""
+    resume(world.settings, ["balances"], code(1, stops=True))
+
+
 def parked_stream(act: Callable[..., object]) -> Step:
     """`samefold parked replay` or `drop`, with code that takes the event that the stream is parked for."""
     return lambda world: act(world.settings, code(1)["balances"], "accounts/a")
@@ -157,6 +165,11 @@ def poisoned() -> Log:
     one = Story().open().deposit("accounts/a", 1).deposit("accounts/a", 2, note="poison").deposit("accounts/a", 3)
     other = Story().open().deposit("accounts/b", 5).deposit("accounts/b", 6).deposit("accounts/b", 7)
     return Log([one.deposit("accounts/a", 4).deposit("accounts/a", 5), other])
+
+
+def poisoned_twice() -> Log:
+    one = Story().open().deposit("accounts/a", 1).deposit("accounts/a", 2, note="poison").deposit("accounts/a", 3)
+    return Log([one, Story().open().deposit("accounts/b", 5).deposit("accounts/b", 6, note="poison")])
 
 
 def new_bank() -> Bank:
@@ -242,6 +255,26 @@ AFTER_A_DEAD_ONE = Scenario(
     [fold(1, 1)],
     faults={"crash": 1},
 )
+STOPS = {"fails": True, "stops": True}
+RESUME = command("resume", resuming)
+STOP = Scenario(
+    "a view stops and is resumed",
+    poisoned_twice,
+    [
+        agent("a", 1, 2, views=STOPS, lanes=2),
+        agent("b", 1, 1, views=STOPS),
+        RESUME,
+        command("again", resuming),
+        readers,
+    ],
+    may_end=(NotStopped, NoBuild, BuildAbandoned, MovedElsewhere, Ahead, DatabaseUnavailable),
+)
+STOP_AND_SWITCH = Scenario(
+    "a view stops against a switch",
+    poisoned_twice,
+    [agent("old", 1, 1, views=STOPS), agent("new", 2, 2), FORTH, RESUME],
+    [READY],
+)
 DROP_AND_REBUILD = Scenario("drop against rebuild", poisoned, [AGAIN, POISONED, DROP, agent("new", 2, 2)], PARKED)
 
 
@@ -292,6 +325,8 @@ SCENARIOS = {
         Scenario("drop", poisoned, [POISONED, DROP], PARKED),
         Scenario("drop against switch", poisoned, [FORTH, POISONED, DROP], [*PARKED, READY]),
         *DROP_AND_REBUILD.with_faults(FAULTS),
+        *STOP.with_faults(FAULTS, RESTORE),
+        *STOP_AND_SWITCH.with_faults(FAULTS),
         *JOIN.with_faults(FAULTS, RESTORE),
         *UNSENDABLE.with_faults({"restore": 1, "kill": 1}),
         *RELAYED.with_faults(FAULTS, {"restore": 1, "crash": 1}),

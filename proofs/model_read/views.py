@@ -23,7 +23,7 @@ def fail(event):
 
 BALANCES = """
     VERSION = {version}
-    ON_POISON = "park"
+    ON_POISON = "{on_poison}"
 
     class Balance(NamedTuple):
         account: Key[str]
@@ -56,8 +56,8 @@ MOVES = """
 
 
 @cache
-def _balances(version: int, fails: bool) -> View:
-    return view(BALANCES.format(version=version), "balances", FAILS if fails else TAKES)
+def _balances(version: int, fails: bool, on_poison: str) -> View:
+    return view(BALANCES.format(version=version, on_poison=on_poison), "balances", FAILS if fails else TAKES)
 
 
 @cache
@@ -71,7 +71,16 @@ def _more() -> Mapping[str, View]:
 
 
 @cache
-def code(version: int, *, fails: bool = False, more: bool = False, system: bool = True) -> dict[str, View]:
-    """All views of the code whose `balances` has this version, by name; with `fails`, it can't take a poisonous event."""
-    found = {"balances": _balances(version, fails), **(_system() if system else {}), **(_more() if more else {})}
+def code(
+    version: int, *, fails: bool = False, stops: bool = False, more: bool = False, system: bool = True
+) -> dict[str, View]:
+    """All views of the code whose `balances` has this version, by name.
+
+    With `fails`, it can't take a poisonous event: it parks the stream, or with `stops`, leaves its agent.
+    """
+    found = {
+        "balances": _balances(version, fails, "stop" if stops else "park"),
+        **(_system() if system else {}),
+        **(_more() if more else {}),
+    }
     return {name: found[name] for name in sorted(found)}

@@ -24,13 +24,14 @@ from projections.engine.live import tail
 from projections.engine.live.startup import Contract, ensure_started
 from projections.engine.rebuild import load as local
 from projections.engine.rebuild import workers
+from projections.engine.rebuild.rebuild import resume
 from projections.engine.views.core_views import code_set
 from projections.engine.views.view import View
 from proofs.checker import Violation
 from proofs.model_read.actors import Agent
 from proofs.model_read.database import TOPIC, State, database
 from proofs.model_read.log import Log
-from proofs.model_read.oracle import LOST, READER, STOPPED, Oracle, Watch, positions_of
+from proofs.model_read.oracle import LOST, READER, STOPPED, Oracle, Watch, live_set, positions_of
 from proofs.model_read.play import Actor, Crashed, Play, Replay
 from proofs.model_read.policy_oracle import PolicyOracle
 from proofs.model_read.views import code
@@ -117,7 +118,7 @@ class World:
             for owner, name, ours in self._replaced():
                 stack.enter_context(patch.object(owner, name, self._for_actors(ours, getattr(owner, name))))
             stack.enter_context(patch.object(tail, "AHEAD", tail.AHEAD))  # a scenario may lower it
-            logging.disable(logging.WARNING)
+            logging.disable(logging.ERROR)
             stack.callback(logging.disable, logging.NOTSET)
             yield
 
@@ -222,13 +223,15 @@ class World:
             raise Violation(STOPPED, f"settling ended: {type(error).__name__}: {error}") from error
 
     def _do_the_rest(self) -> None:
-        live = {row["view"]: row["version"] for row in self.tables["live"]}
+        live = live_set(self.tables)
         views = code(live["balances"], system="command_outcomes" in live, more="moves" in live)
         if code_set(views) != live:
             raise Violation(LOST, f"no code has the set that is live: {live}")
         if not self.restored and any(self.sets[name] == live for name in self.at_end & self.sets.keys()):
             self._require_ends()
         self.sets["settler"] = live
+        if stopped := [row["view"] for row in self.tables["stopped_views"]]:
+            self.alone(lambda: self.play.add("resume", partial(resume, self.settings, stopped, views)))
         self.alone(lambda: Agent(self, "settler", views, sorted(self.log.records), 100).start())
         self._require_ends()
         self.oracle.check(self.tables)

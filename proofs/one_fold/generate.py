@@ -241,7 +241,7 @@ def view_source(number: int, view: ViewSpec) -> str:
     optional = ", ".join(repr(column.name) for column in view.columns if column.optional)
     return (
         f'"""A generated {KINDS[view.letter]} view."""\n{_HEAD}from domain.{context_name(number)} import Happened, Noted, State\n\n'
-        f'VERSION = 1\nON_POISON = "{"park" if view.parks else "stop"}"\n{stops}'
+        f'VERSION = 1\nON_POISON = "{"park" if view.parks else "stop-agent"}"\n{stops}'
         f"KINDS = [{keys}]\n"
         f"FIELDS = made.Fields({{{kinds}}}, [{optional}])\n\nclass Row(NamedTuple):\n{indent(columns, '    ')}"
         + _FUNCTIONS[view.letter].format(event="Happened | Noted" if view.noted else "Happened")

@@ -123,8 +123,9 @@ def _poison_hint(view: str) -> str:
         return f"Correct `react` in policies/{view.removeprefix(POLICY)}.py and start again.{park}"
     states = snapshot_view_name("")
     if view.startswith(states):
-        where, version, park = f"`State` and `evolve` in domain/{view.removeprefix(states)}.py", "STATE_VERSION", ""
-    else:
-        where, version = f"projections/{view}.py", "VERSION"
-        park = ' Or continue without the stream: ON_POISON = "park".'
-    return f"Correct {where} and start again; a changed fold needs a raised {version} and `samefold rebuild`.{park}"
+        where = f"`State` and `evolve` in domain/{view.removeprefix(states)}.py"
+        return f"Correct {where} and start again; a changed fold needs a raised STATE_VERSION and `samefold rebuild`."
+    return (
+        f"Correct projections/{view}.py; if the view has stopped, `samefold views resume {view}` then. A changed fold needs a "
+        'raised VERSION and `samefold rebuild`. Or continue without the stream: ON_POISON = "park".'
+    )

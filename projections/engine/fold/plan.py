@@ -91,9 +91,9 @@ class Plan:
         self.decode = typed_decoder(_kinds(self.steps))
         """Decodes a record as `read` wants it, together with the events that views take."""
 
-    def only(self, view: str) -> Plan:
-        """The plan for one of its views alone."""
-        return Plan({view: self.views[view]}, self.known)
+    def only(self, *views: str) -> Plan:
+        """The plan for some of its views alone."""
+        return Plan({view: self.views[view] for view in views}, self.known)
 
     def _step(self, context: Context, event: type, decode: Callable[[Any], Any]) -> Step | None:
         states = snapshot_view_name(context.name)

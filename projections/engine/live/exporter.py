@@ -19,7 +19,7 @@ from infra.log import topics
 from infra.observability import logs, metrics
 from infra.processes.process_end import exit_code_of
 from infra.settings import Settings
-from projections.engine.live.lag import OUTBOX, PARKED, Lags, tell_lags, tell_outbox
+from projections.engine.live.lag import OUTBOX, VIEWS, Lags, tell_lags, tell_outbox
 from projections.engine.store.positions import AGENTS
 
 log = logging.getLogger(__name__)
@@ -58,14 +58,14 @@ class Exporter:
         with naming(self.settings), connect(self.settings, f"samefold {self.name}") as connection:
             for agent, partition, next_offset in connection.execute(_POSITIONS, (self.settings.events_topic,)):
                 positions.setdefault(agent, {})[partition] = next_offset
-            parked = {str(view): int(streams) for view, streams in connection.execute(PARKED)}
+            views = connection.execute(VIEWS).fetchall()
             if (began := time.monotonic()) >= self._outbox_at:
                 tell_outbox(connection.execute(OUTBOX).fetchall())
                 ended = time.monotonic()
                 self._outbox_at = ended + (ended - began) * REST
         events = topics.describe(self.settings, self.settings.events_topic, admin=self._admin)
         self._lags.saw(time.monotonic(), positions, events.end)
-        tell_lags(self._lags.now, parked)
+        tell_lags(self._lags.now, views)
 
 
 _POSITIONS = f"select agent, partition, next_offset from positions where topic = %s and agent in {AGENTS}"  # noqa: S608

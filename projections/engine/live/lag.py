@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from infra.observability import metrics
-from projections.engine.store.positions import LIVE
+from projections.engine.store.positions import LIVE, STOPPED
 
 GAP_S = 5.0
 """After a longer pause between two observations, it is unknown whether a position moved."""
@@ -74,10 +74,11 @@ class Lags:
         self._standing = {where: standing for where, standing in self._standing.items() if where[0] in positions}
 
 
-PARKED = f"""
-select l.view, count(p.stream) as streams from {LIVE} l left join parked p using (table_name) group by l.view
+VIEWS = f"""
+select l.view, count(p.stream) as streams, null as stopped from {LIVE} l left join parked p using (table_name) group by l.view
+union all select view, 0, code from {STOPPED} s
 """  # noqa: S608
-"""How many streams a live view, or a policy, leaves out."""
+"""How many streams a live view, or a policy, leaves out; and the code of the reason why a view is stopped."""
 OUTBOX = """
 select policy, count(o.kind) filter (where dead is null) as open, count(dead) as dead,
        coalesce(extract(epoch from now() - min(greatest(due, wished_at)) filter (
@@ -95,10 +96,11 @@ def tell_outbox(found: Iterable[tuple[str, int, int, float]]) -> None:
         metrics.OUTBOX_UNSENT_SECONDS.labels(policy).set(max(waiting, 0))
 
 
-def tell_lags(lags: Mapping[tuple[str, int], PartitionLag], parked: Mapping[str, int]) -> None:
-    """Set the metrics: the lag of each (agent, partition), and the number of parked streams of each live view or policy."""
+def tell_lags(lags: Mapping[tuple[str, int], PartitionLag], views: Iterable[tuple[str, int, str | None]]) -> None:
+    """Set the metrics: the lag of each (agent, partition), and what each view or policy leaves out, from the rows of `VIEWS`."""
     for (agent, partition), lag in lags.items():
         metrics.LAG_EVENTS.labels(agent, str(partition)).set(lag.records)
         metrics.LAG_SECONDS.labels(agent, str(partition)).set(lag.seconds)
-    for view, streams in parked.items():
+    for view, streams, stopped in views:
         metrics.PARKED_STREAMS.labels(view).set(streams)
+        metrics.VIEW_STOPPED.labels(view).set(stopped is not None)

@@ -6,10 +6,11 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import psycopg
+from psycopg import errors
 
 from infra.archive.manifest import ends_of
 from infra.database.connect import Connection, DatabaseUnavailable, connect, named
@@ -21,9 +22,10 @@ from infra.log.source import LogTrimmed
 from infra.log.topics import Topic, describe
 from infra.observability import metrics, tracing
 from infra.settings import Settings
-from projections.engine.fold.errors import EngineStop
+from projections.engine.fold.errors import EngineStop, PoisonEvent
 from projections.engine.fold.plan import Plan
 from projections.engine.live.startup import Contract, ensure_started
+from projections.engine.live.stopping import stop_view
 from projections.engine.store.commit import Batch, BatchResult, Committer, Fate, prepare
 from projections.engine.store.event_types import record_event_types
 from projections.engine.store.positions import Positions, read_positions
@@ -56,6 +58,8 @@ class Worker:
         self.agent = agent
         self.views = views
         self.plan = plan or Plan(views)
+        self._running = self.plan
+        """The plan of the last turn."""
         self.name = name
         self._metrics = _Metrics(agent)
         self._connections: list[Connection | None] = [None] * lanes
@@ -123,15 +127,23 @@ class Worker:
                 self.record_event_types(connection, positions)
         # written in this order and read in the other: another lane's batch of the last turn must not get the new committer
         self._turn = turn
-        self._committer = Committer(self.plan, positions, defers=self._defers) if positions else None
+        self._committer = Committer(self._plan_of(positions), positions, defers=self._defers) if positions else None
         return positions
+
+    def _plan_of(self, positions: Positions) -> Plan:
+        """The plan of this code's views without those that are stopped."""
+        running = self.plan.views.keys() - positions.stopped.keys()
+        if self._running.views.keys() != running:
+            self._running = self.plan.only(*running)
+        return self._running
 
     def apply(self, takes: Mapping[int, tuple[Reading, Sequence[Record]]], turn: int = 0, lane: int = 0) -> BatchResult:
         """Apply records of several partitions in one transaction.
 
         A batch of an earlier turn is fenced: the positions read since may be of another set of views, whose tables must not be
-        written. If the log can't be folded beyond a record, everything before it is applied, and `stop` is the error. Raises
-        DatabaseUnavailable and the database's other named errors.
+        written. If the log can't be folded beyond a record, everything before it is applied, and `stop` is the error. Where only
+        a view can't go on, it is stopped, and the result is FENCED: the next turn is without it. Raises DatabaseUnavailable and
+        the database's other named errors.
         """
         if not tracing.recording():
             return self._measured(takes, turn, lane)
@@ -162,7 +174,7 @@ class Worker:
         voids = []
         for partition, (was, records) in takes.items():
             mine, foreign = self.own(partition, was, records)
-            after, counted, void, unreadable = read_readable(was, mine, self.plan.decode)
+            after, counted, void, unreadable = read_readable(was, mine, committer.plan.decode)
             stop = stop or unreadable or foreign
             batches.append(Batch(partition, was, after, counted))
             voids.append(void)
@@ -183,6 +195,10 @@ class Worker:
                 break
             # other code goes on from exactly there
             if stop is not None and committer.flush(self._connected(lane)) is Fate.FENCED:
+                return BatchResult(Fate.FENCED)
+            if isinstance(stop, PoisonEvent) and self.plan.views[stop.view].stops_alone:
+                with suppress(errors.LockNotAvailable, errors.DeadlockDetected):  # the next batch meets the event again
+                    stop_view(self._connected(lane), committer.positions, stop)
                 return BatchResult(Fate.FENCED)
         return replace(result, readings={batch.partition: batch.next for batch in batches}, stop=stop)
 

@@ -16,6 +16,7 @@ from projections.engine.rebuild.builds import Build, builds_of, exists
 from projections.engine.rebuild.switch import Pointer, pointers
 from projections.engine.store.parking import ParkedStream, parked_streams
 from projections.engine.store.positions import Positions, read_positions
+from projections.engine.store.stopped import StoppedView, stopped_views
 from projections.engine.views.core_views import code_set
 from projections.engine.views.view import View
 
@@ -39,11 +40,12 @@ class AgentNow:
 
 @dataclass(frozen=True, slots=True)
 class ViewNow:
-    """A view in this code and as it is live; either may be None. `builds` are those whose tables exist."""
+    """A view in this code, as it is live, or was until it stopped; each may be None. `builds` are those whose tables exist."""
 
     name: str
     code: View | None
     live: Pointer | None
+    stopped: StoppedView | None
     parked: tuple[ParkedStream, ...]
     builds: tuple[Build, ...]
 
@@ -63,6 +65,7 @@ def overview(settings: Settings, views: Mapping[str, View]) -> Overview:
         live = pointers(connection)
         builds = [build for build in builds_of(connection) if exists(connection, build.table)]
         parked = parked_streams(connection, live_only=True)
+        stopped = {one.view: one for one in stopped_views(connection)}
         agents = sorted({*(view.agent for view in views.values()), *(pointer.agent for pointer in live.values())})
         positions = {agent: read_positions(connection, agent, settings.events_topic) for agent in agents}
         retired = connection.execute(_RETIRED, (settings.events_topic, agents)).fetchall()
@@ -73,6 +76,7 @@ def overview(settings: Settings, views: Mapping[str, View]) -> Overview:
                 name,
                 views.get(name),
                 live.get(name),
+                stopped.get(name),
                 tuple(one for one in parked if one.view == name),
                 tuple(build for build in builds if build.view == name),
             )

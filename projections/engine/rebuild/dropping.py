@@ -19,6 +19,7 @@ from projections.engine.rebuild.builds import (
     lock_builds,
     remove_table,
 )
+from projections.engine.store.stopped import stopped_views
 from projections.engine.views.view import View
 
 LEFT = (BuildState.OLD, BuildState.ABANDONED)
@@ -35,10 +36,13 @@ def droppable(settings: Settings, view: str, which: str) -> list[Build]:
     """
     with naming(settings), connect(settings, "samefold views") as connection:
         of_view = [build for build in builds_of(connection, [view]) if exists(connection, build.table)]
+        stopped = {one.table for one in stopped_views(connection)}
     named = [build for build in of_view if which in (build.table, str(build.version), f"v{build.version}")]
-    found = [b for b in named if b.state in LEFT or (b.table == which and b.state is not BuildState.LIVE)]
+    left = [b for b in named if b.state in LEFT and b.table not in stopped]
+    found = left or [b for b in named if b.table == which and b.state is not BuildState.LIVE]
     if not found:
-        there = ", ".join(f"{build.table} is {build.state}" for build in named or of_view)
+        states = {b.table: "stopped" if b.table in stopped else b.state for b in named or of_view}
+        there = ", ".join(f"{table} is {state}" for table, state in states.items())
         raise NotDroppable(
             f"View '{view}' has no table {which} that could be dropped{f': {there}' if there else ''}.",
             "Old and abandoned tables can be, by version or name, others that are not live by name: `samefold views` lists them.",

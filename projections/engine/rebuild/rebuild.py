@@ -13,7 +13,7 @@ from uuid import UUID
 
 import psycopg
 
-from infra.database.connect import Connection
+from infra.database.connect import Connection, connect, naming
 from infra.errors import SamefoldError
 from infra.settings import Settings
 from projections.engine.live.startup import require_contract
@@ -30,12 +30,19 @@ from projections.engine.rebuild.builds import (
 from projections.engine.rebuild.engines import EngineFor, Local, Progress, Silent
 from projections.engine.rebuild.filling import Filled, Filling
 from projections.engine.rebuild.switch import Pointer, Switched, leader_of, plan_move, pointers, switch
+from projections.engine.store.stopped import stopped_views
 from projections.engine.views.core_views import code_set, states_told_to
 from projections.engine.views.view import View
 
 
 class UnknownView(SamefoldError):
     """No view has that name."""
+
+    exit_code = 2
+
+
+class NotStopped(SamefoldError):
+    """Only a stopped view can be resumed."""
 
     exit_code = 2
 
@@ -155,6 +162,29 @@ def go_to(
         if not found and not plan_move(live, [], views).removed:
             return Switched()
         return switch(settings, connection, found, views, progress=progress)
+
+
+def resume(
+    settings: Settings,
+    names: Iterable[str],
+    views: Mapping[str, View],
+    *,
+    progress: Progress | None = None,
+) -> Switched:
+    """Catch stopped views up from where they stopped, by default all, and make them live again: a switch to their own tables.
+
+    Raises NotStopped, PoisonEvent where this code can't take the event either, and what `go_to` raises: NoBuild for a journal,
+    whose rows need the states of then.
+    """
+    with naming(settings), connect(settings, "samefold views") as connection:
+        stopped = [one.view for one in stopped_views(connection)]
+    asked = sorted(set(names)) or stopped
+    _require_known(asked, views)
+    if running := [name for name in asked if name not in stopped]:
+        raise NotStopped(
+            f"{', '.join(running)} is not stopped.", f"Stopped are {', '.join(stopped)}." if stopped else "No view is."
+        )
+    return go_to(settings, asked, views, progress=progress) if asked else Switched()
 
 
 def views_named(names: Iterable[str], views: Mapping[str, View]) -> list[View]:

@@ -20,12 +20,20 @@ from infra.log.rule import Reading
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
 from projections.engine.live.tail import AHEAD, NotArrived, Tail
-from projections.engine.rebuild.builds import Build, NotStarted, builds_of, by_id, lock_builds, write_positions
+from projections.engine.rebuild.builds import (
+    Build,
+    BuildState,
+    NotStarted,
+    builds_of,
+    by_id,
+    lock_builds,
+    write_positions,
+)
 from projections.engine.rebuild.catch_up import Ahead, Group, groups_at
 from projections.engine.rebuild.engines import Progress, Silent
 from projections.engine.store.commit import Batch, prepare
 from projections.engine.store.event_types import drop_other_event_types
-from projections.engine.store.positions import lock_positions, read_positions, set_generation
+from projections.engine.store.positions import STOPPED, lock_positions, read_positions, set_generation
 from projections.engine.views.sql_views import is_in_sql_view, replace_sql_view
 from projections.engine.views.view import CORE, View
 
@@ -91,7 +99,11 @@ class Switched:
 
 
 def pointers(connection: Connection) -> dict[str, Pointer]:
-    found = connection.execute("select view, agent, version, table_name from live order by view")
+    """What is live, and of a stopped view what was: a switch of others leaves it alone."""
+    found = connection.execute(
+        f"select view, agent, version, table_name from live union all "  # noqa: S608
+        f"select view, agent, version, table_name from {STOPPED} s order by view"
+    )
     return {view: Pointer(view, agent, version, table) for view, agent, version, table in found}
 
 
@@ -338,10 +350,11 @@ class _Switch:
         execute = self.connection.execute
         gone = {pointer.table for pointer in move.outgoing}
         for build in outgoing:
-            if build.table in gone:
+            if build.table in gone and build.state is BuildState.LIVE:  # a stopped one is old, at its own positions
                 execute("update builds set state = 'old' where id = %s", (build.id,))
                 write_positions(self.connection, build.id, self.topic, to[live[build.view].agent])
         execute("delete from live where view = any(%s)", (list(move.removed),))
+        execute("delete from stopped_views where view = any(%s)", ([*move.removed, *(b.view for b in self.builds)],))
         for build in self.builds:
             execute("update builds set state = 'live' where id = %s", (build.id,))
             execute(

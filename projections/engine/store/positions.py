@@ -7,7 +7,7 @@ which fences the batches that were folded before.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -35,11 +35,15 @@ class Positions:
     """A batch that was folded under another generation is fenced."""
     readings: Mapping[int, Reading]
     live: Mapping[str, Live]
+    """The views that a batch folds."""
     blocked: Blocked
+    stopped: Mapping[str, int] = field(default_factory=dict)
+    """The versions of views that met an event they can't take, and are not folded until they are resumed."""
 
     @property
     def live_set(self) -> dict[str, int]:
-        return {name: live.version for name, live in self.live.items()}
+        """The versions that code must have to fold, of stopped views too."""
+        return {name: live.version for name, live in self.live.items()} | dict(self.stopped)
 
     @property
     def tables(self) -> dict[str, str]:
@@ -52,6 +56,9 @@ select view, agent, version, table_name from live union all
   order by policy, number desc))"""
 """What is live, in SQL: views, and each policy as a view of its own agent, in its newest version, 0 where it was removed."""
 
+STOPPED = "(select * from stopped_views s where not exists (select from live l where l.view = s.view))"
+"""The views that are stopped, in SQL. Of one that is live again, an older release's switch may have left the row."""
+
 AGENTS = f"(select agent from {LIVE} l where version > 0)"  # noqa: S608
 """The agents whose positions count, in SQL: those of live views, and of policies that have not been removed."""
 
@@ -63,14 +70,15 @@ select
      from positions p where p.agent = %(agent)s and p.topic = %(topic)s),
   (select json_agg(json_build_array(l.view, l.version, l.table_name) order by l.view) from mine l),
   (select json_agg(json_build_array(k.view, k.stream, k.since_version)) from parked k join mine l using (table_name)),
-  (select json_agg(json_build_array(s.view, s.stream, s.version, s.through)) from skips s join mine l using (view))
+  (select json_agg(json_build_array(s.view, s.stream, s.version, s.through)) from skips s join mine l using (view)),
+  (select json_agg(json_build_array(s.view, s.version)) from {STOPPED} s where agent = %(agent)s)
 """  # noqa: S608
 
 
 def read_positions(connection: Connection, agent: str, topic: str) -> Positions | None:
     """The agent's positions in a topic; None before its first start. Raises psycopg.Error."""
     row = connection.execute(_READ, {"agent": agent, "topic": topic}).fetchone()
-    at, live, parked, skips = row or (None, None, None, None)
+    at, live, parked, skips, stopped = row or (None,) * 5
     if not at:
         return None
     generations = {(generation, topic_id) for *_, generation, topic_id in at}
@@ -85,7 +93,17 @@ def read_positions(connection: Connection, agent: str, topic: str) -> Positions 
         readings={partition: Reading(*reading) for partition, *reading, _, _ in at},
         live={view: Live(version, table) for view, version, table in live or ()},
         blocked=Blocked({(view, stream): since for view, stream, since in parked or ()}, skips_of(skips or ())),
+        stopped=dict(stopped or ()),
     )
+
+
+def live_set(connection: Connection, agent: str) -> dict[str, int]:
+    """`Positions.live_set` of the agent's views as they are now. Raises psycopg.Error."""
+    found = connection.execute(
+        f"select view, version from live where agent = %s union all select view, version from {STOPPED} s where agent = %s",  # noqa: S608
+        (agent, agent),
+    )
+    return dict(found.fetchall())
 
 
 def skips_of(rows: Any) -> dict[tuple[str, str], list[tuple[int, int]]]:

@@ -86,12 +86,15 @@ class Verified:
 
     views: dict[str, Compared] = field(default_factory=dict)
     positions: list[Difference] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)
+    """Views that are stopped, so not compared."""
     commits: int = 0
 
     def add(self, other: Verified) -> None:
         """Add the result for other rows."""
         self.commits += other.commits
         self.positions += other.positions
+        self.stopped += other.stopped
         for name, found in other.views.items():
             if name in self.views:
                 compared = self.views[name]
@@ -133,8 +136,11 @@ def verify(
 def _verify_agent(
     settings: Settings, agent: str, views: Mapping[str, View], engine_for: EngineFor, progress: Progress
 ) -> Verified:
-    tables = _live_tables(settings, agent, views)
-    result = Verified({name: Compared(name, table) for name, table in tables.items()})
+    tables, stopped = _live_tables(settings, agent, views)
+    result = Verified({name: Compared(name, table) for name, table in tables.items()}, stopped=stopped)
+    if not tables:
+        return result
+    views = {name: views[name] for name in tables}
     with _snapshot(settings, agent, tables) as (connection, positions):
         for name, compared in result.views.items():
             for row in _rows(connection, views[name], compared.table, "<> all(%s)", list(positions.readings)):
@@ -150,17 +156,19 @@ def _verify_agent(
     return result
 
 
-def _live_tables(settings: Settings, agent: str, views: Mapping[str, View]) -> dict[str, str]:
-    """The live tables of these views. Raises NotLive."""
+def _live_tables(settings: Settings, agent: str, views: Mapping[str, View]) -> tuple[dict[str, str], list[str]]:
+    """The live tables of these views, and those of them that are stopped. Raises NotLive."""
     with connect(settings, "samefold verify") as connection:
         positions = read_positions(connection, agent, settings.events_topic)
-    live = positions.live if positions else {}
-    if wrong := [name for name, view in views.items() if name not in live or live[name].version != view.version]:
+    found = positions.live_set if positions else {}
+    if wrong := [name for name, view in views.items() if found.get(name) != view.version]:
         raise NotLive(
             f"What is live of {', '.join(wrong)} is not what this code has.",
             "Run verify with the code that is live (`samefold views`), or `samefold rebuild` to make this code's live.",
         )
-    return {name: live[name].table for name in views}
+    assert positions is not None, "there is no agent without views"
+    tables = {name: positions.tables[name] for name in views if name in positions.live}
+    return tables, [name for name in views if name in positions.stopped]
 
 
 @contextmanager

@@ -1,8 +1,8 @@
-"""The SQL view of each view, under the view's own name, for people: it always shows the live table.
+"""The SQL view of each view, under the view's own name, for people: it shows the live table, or the last rows of a stopped view.
 
-It is a `union all` over all tables that could be live, each branch guarded by the row in `live`. So a switch needs no DDL, and a
-query sees exactly one table. It is replaced when a build ends or a table is removed, and a switch requires that it has the table.
-Alembic compares tables only and never sees it.
+It is a `union all` over all tables that could be live, each branch guarded by the view's row in `live` or `stopped_views`. So a
+switch needs no DDL, and a query sees exactly one table. It is replaced when a build ends or a table is removed, and a switch
+requires that it has the table. Alembic compares tables only and never sees it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def ensure_sql_views(connection: Connection, tables: Mapping[str, str]) -> None:
         (list(tables), list(tables.values())),
     ).fetchall()
     for view, table, is_first in found:
-        if not is_in_sql_view(connection, view, table):
+        if not all(is_in_sql_view(connection, view, one) for one in (table, "stopped_views")):
             replace_sql_view(connection, view, first=table if is_first else None)
 
 
@@ -140,13 +140,19 @@ def _branch(view: str, table: str, wanted: dict[str, _Column], has: dict[str, _C
     """One table's rows while it is live. `live` is read once per query, and tables that are not live are not even opened."""
     grouped = [sql.Identifier(column.name) for column in has.values() if column.combine is None]
     is_summary = len(grouped) < len(has)
-    return sql.SQL("(select {} from {} where (select table_name from live where view = {}) = {}{})").format(
-        sql.SQL(", ").join(_value(column, has.get(column.name)) for column in wanted.values()),
-        sql.Identifier(table),
-        sql.Literal(view),
-        sql.Literal(table),
-        sql.SQL(" group by {}").format(sql.SQL(", ").join(grouped)) if is_summary else sql.SQL(""),
+    return sql.SQL("(select {columns} from {table} where {shown} = {name}{group_by})").format(
+        columns=sql.SQL(", ").join(_value(column, has.get(column.name)) for column in wanted.values()),
+        table=sql.Identifier(table),
+        shown=_SHOWN.format(sql.Literal(view)),
+        name=sql.Literal(table),
+        group_by=sql.SQL(" group by {}").format(sql.SQL(", ").join(grouped)) if is_summary else sql.SQL(""),
     )
+
+
+_SHOWN = sql.SQL(
+    "coalesce((select table_name from live where view = {0}), (select table_name from stopped_views where view = {0}))"
+)
+"""The table that is live, or, of a stopped view, that was."""
 
 
 def _value(column: _Column, has: _Column | None) -> sql.Composed:

@@ -70,7 +70,7 @@ class View:
     shape: str
     """Fingerprint of columns and key, or of a snapshot's state. It never changes under one version."""
     key_function: Callable[[Any, At], tuple[Any, ...]] | None = None
-    on_poison: Literal["stop", "park"] = "stop"
+    on_poison: Literal["stop", "stop-agent", "park"] = "stop"
     agent: str = CORE
     question: str = ""
     """The module's docstring."""
@@ -105,6 +105,11 @@ class View:
     @property
     def is_system(self) -> bool:
         return self.kind in (Kind.SNAPSHOT, Kind.OUTCOMES)
+
+    @property
+    def stops_alone(self) -> bool:
+        """Whether its agent goes on without it where it can't take an event. Commands are decided on the others."""
+        return self.on_poison == "stop" and self.kind in (Kind.ENTITY, Kind.JOURNAL, Kind.SUMMARY)
 
 
 def tuple_getter(places: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
@@ -147,7 +152,7 @@ def view_of(module: ModuleType, known: Collection[Context] | None = None) -> Vie
     of = _contexts(name, subscription, known)
     key_function = module.__dict__.get("key")
     agent = getattr(module, "AGENT", CORE)
-    on_poison: Literal["stop", "park"] = getattr(module, "ON_POISON", "stop")
+    on_poison: Literal["stop", "stop-agent", "park"] = getattr(module, "ON_POISON", "stop")
     _check_columns(name, kind, columns)
     _check_key(name, kind, columns, key_function, of)
     if kind is Kind.JOURNAL:
@@ -161,8 +166,10 @@ def view_of(module: ModuleType, known: Collection[Context] | None = None) -> Vie
         raise BadView(
             f"View '{name}' has AGENT = {agent!r}.", "An agent's name is lower case letters, digits and underscores."
         )
-    if on_poison not in ("stop", "park"):
-        raise BadView(f"View '{name}' has ON_POISON = {on_poison!r}.", 'It is "stop" (the default) or "park".')
+    if on_poison not in ("stop", "stop-agent", "park"):
+        raise BadView(
+            f"View '{name}' has ON_POISON = {on_poison!r}.", 'It is "stop" (the default), "stop-agent" or "park".'
+        )
     return View(
         name=name,
         version=version,

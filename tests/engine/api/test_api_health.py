@@ -5,6 +5,7 @@ Live and ready: each check fails for its own reason, says why and what to do, an
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from infra.database.connect import connect
 from infra.settings import Settings
 from infra.testing.waiting import until
 from tests.engine.api.api import Api, agent, problem, serving
+from tests.engine.projections.bankviews import stop_as_older_code_would
 from tests.engine.spine import handler, set_up
 
 CHECKS = {*SUBJECTS, "looks", "positions"}
@@ -103,6 +105,27 @@ def test_what_else_is_live_is_no_reason(api: Api, shared_world: Settings) -> Non
         assert api.client.get("/views/statement").status_code == 200
 
 
+def test_a_stopped_view_answers_503_and_everything_else_as_ever(api: Api, shared_world: Settings) -> None:
+    with connect(shared_world, "test") as db:
+        [(before,)] = db.execute("select row_to_json(l) from live l where view = 'balances'").fetchall()
+    assert api.client.get("/views/balances").status_code == 200
+    stop_as_older_code_would(shared_world, "balances")
+    for path in ("/views/balances", "/views/balances/a1", "/views/balances/a1/live"):
+        answer = problem(api.get(path), 503, "view-stopped")
+        assert "poison-event" in answer["detail"]
+    until(lambda: api.get("/health/ready").json().get("stopped_views") == {"balances": "poison-event"}, "it is told")
+    assert failing(api) == {}
+    assert 'samefold_view_stopped{view="balances"} 1.0' in api.client.get("/metrics").text
+    described = {one["name"]: one["stopped"] for one in api.client.get("/views").json()["views"]}
+    assert (described["balances"], described["statement"]) == ("poison-event", None)
+    assert api.client.get("/views/statement").status_code == 200
+    with connect(shared_world, "test") as db:  # as an older release's switch, which knows no stopped views
+        db.execute("insert into live select * from json_populate_record(null::live, %s)", [json.dumps(before)])
+    assert api.client.get("/views/balances").status_code == 200
+    until(lambda: 'samefold_view_stopped{view="balances"} 0.0' in api.client.get("/metrics").text, "it is told")
+    assert "stopped_views" not in api.get("/health/ready").json()
+
+
 @pytest.mark.slow
 def test_a_read_model_that_stands_still_is_not_ready_until_it_moves(world: Settings) -> None:
     impatient = world.model_copy(update={"api_stall_s": 0.6})
@@ -122,7 +145,7 @@ def test_a_stall_is_told() -> None:
     readiness = Readiness(Settings(api_stall_s=30), look, None, None)
 
     def told(at: float, next_offset: int, end: int) -> str | None:
-        look.seen = stores.HealthSnapshot(at, {}, {"core": {0: next_offset}}, {0: end}, {})
+        look.seen = stores.HealthSnapshot(at, {}, {"core": {0: next_offset}}, {0: end}, ())
         readiness.checked()
         error = readiness.checks()["positions"]
         return error.code if error else None
@@ -138,7 +161,7 @@ def test_a_stall_is_told() -> None:
     assert told(232, 70, 300) == "read-model-stands-still"
     assert told(234, 71, 300) is None, "it moves again"
     for at in range(236, 290, 2):
-        look.seen = stores.HealthSnapshot(at, {}, {"core": {0: 300}, "side": {0: 0}}, {0: 300}, {})
+        look.seen = stores.HealthSnapshot(at, {}, {"core": {0: 300}, "side": {0: 0}}, {0: 300}, ())
         readiness.checked()
     assert readiness._lags.now["side", 0].still > 30
     assert readiness.checks()["positions"] is None, "only core counts"
@@ -150,7 +173,7 @@ def test_a_process_that_has_not_looked_for_long_is_not_ready() -> None:
     look.failures.clear()
 
     def told(age_s: float) -> set[str]:
-        look.seen = stores.HealthSnapshot(time.monotonic() - age_s, {}, {}, {}, {})
+        look.seen = stores.HealthSnapshot(time.monotonic() - age_s, {}, {}, {}, ())
         readiness.checked()
         return {error.code for error in readiness.checks().values() if error}
 

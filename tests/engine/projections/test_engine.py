@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -309,7 +310,8 @@ def log_of(batch: Batch) -> list[Record]:
 
 @pytest.fixture
 def work(bench: Bench) -> Iterator[Worker]:
-    doing = Worker(bench.settings, "core", bench.views, "test", bench.plan)
+    some = {**bench.views, "purses": replace(bench.views["purses"], on_poison="stop-agent")}
+    doing = Worker(bench.settings, "core", some, "test", plan_of(some))
     doing.positions()
     yield doing
     doing.close()
