@@ -1,189 +1,136 @@
 """make test: nothing but functions. What `make check` finds in a service's views and policies before production does.
 
-A clinic, views written as their authors write them, and the mistakes that would each stop a view or make its rows differ.
+Mistakes as authors make them, each of which would stop a view or policy there, or make its rows differ.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from dataclasses import dataclass, replace
-from datetime import date
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any
 
 import pytest
 
-from domain.language import Refusal, Text, fact
-from infra.domain_model.contexts import context_of
+from domain.language import fact
 from infra.testing.histories import check, histories, unreached
-from policies.engine import At, Send, outbox
+from policies.engine import At, Post, Send, outbox
 from policies.engine.policy import Policy
 from projections.engine.views.core_views import snapshot_view
 from projections.engine.views.view import View, view_of
 from tests.engine.domain.customers import CUSTOMERS
-from tests.engine.projections.viewkit import view
+from tests.engine.projections.viewkit import HEAD, view
+from tests.engine.purse import PURSE, Fill, Filled, Spend, Spent, State, TooLittle
 
 
 @fact
-class Booked:
-    doctor: Text
-    day: date
-    ticket: str
+class Lost:
+    """No command leads to it."""
 
 
-@fact
-class Moved:
-    day: date
-
-
-@fact
-class Closed:
-    pass
-
-
-Event: TypeAlias = Booked | Moved | Closed
-
-
-@fact
-class Book:
-    doctor: Text
-    day: date
-
-
-@fact
-class Move:
-    """Only who has the ticket may move it."""
-
-    ticket: Text
-    day: date
-
-
-@fact
-class Close:
-    pass
-
-
-Command: TypeAlias = Book | Move | Close
-
-
-class NoTicket(Refusal):
-    """This is not the appointment's ticket."""
-
-
-STATE_VERSION = 1
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    ticket: str = ""
-
-
-def decide(command: Command, state: State) -> list[Event]:
+def decide(command: Fill | Spend, state: State) -> list[Filled | Spent]:
+    """Only who knows what is in the purse can spend it: that can't be guessed. A note of one character is a defect."""
     match command:
-        case Book(doctor=doctor, day=day):
-            return [] if state.ticket else [Booked(doctor=doctor, day=day, ticket=f"{doctor} on {day}")]
-        case Move(ticket=ticket, day=day):
-            if not state.ticket or ticket != state.ticket:
-                raise NoTicket
-            return [Moved(day=day)]
-        case Close():
-            raise ZeroDivisionError
+        case Fill(cents=cents, note=note):
+            return [Filled(cents=min(cents, 10**9) + 54_321 // (len(note) != 1), note=note)]
+        case Spend(cents=cents):
+            if state.cents == 0 or cents != state.cents:
+                raise TooLittle
+            return [Spent(cents=cents)]
 
 
-def evolve(state: State, event: Event) -> State:
-    return State(event.ticket) if isinstance(event, Booked) else state
-
-
-CLINIC = replace(context_of(sys.modules[__name__]), name="clinic")
-KNOWN = {"clinic": CLINIC}
+KNOWN = {"purse": replace(PURSE, decide=decide, events=PURSE.events | {"Lost": Lost})}
 MADE = histories(KNOWN)
 
-HEAD = f"from {__name__} import Booked, Moved, State as After\nfrom datetime import time\n"
 ROW = """
 class Row(NamedTuple):
-    doctor: Key[str]
-    start: {}
+    note: Key[str]
+    cents: {}
 """
 EVOLVE = """
-def evolve(row: Row | None, event: Booked | Moved, at: At) -> Row | None:
+def evolve(row: Row | None, event: Filled | Spent, at: At) -> Row | None:
     match event:
-        case Booked(doctor=doctor):
+        case Filled(note=note, cents=cents):
             return Row({}, {})
-        case Moved(day=day):
-            return row and row._replace(start={})
+        case Spent():
+            return {}
 """
 LINES = """
-def rows(event: Booked | Moved, after: After, at: At) -> Iterable[Row]:
+def rows(event: Filled | Spent, after: State, at: At) -> Iterable[Row]:
     yield Row(at.id, {})
 """
-DAY, KEYED = ROW.format("date"), ROW.format("Key[date]")
-
-
-def clinic_view(source: str) -> View:
-    return view(HEAD + source, "appointments", [CLINIC])
-
-
+KEY = "\ndef key(event: Filled | Spent, at: At) -> tuple[Any, ...]: return {}\n"
+ENTITY = ROW.format("int") + EVOLVE.format("at.id", "cents", "None")
 RIGHT = {
-    "an entity": DAY + EVOLVE.format("at.id", "event.day", "day"),
-    "its key more than the id": "def key(event: Booked | Moved, at: At) -> tuple[str, int]: return at.id, at.version\n"
-    + ROW.format("Key[int]")
-    + EVOLVE.format("at.id", "at.version", "at.version"),
+    "an entity": ENTITY,
+    "a key that is more than the id": ROW.format("Key[int]")
+    + KEY.format("at.id, at.version")
+    + EVOLVE.format("at.id", "at.version", "None"),
     "a journal": ROW.format("Key[int]") + LINES.format("at.version"),
-    "all appointments of a doctor": DAY.replace(
-        "start: date", "start: Key[date]\n    id: Key[str]\n    times: Sum[int]"
-    )
-    + "def delta(event: Booked, at: At) -> Iterable[Row]: yield Row(event.doctor, event.day, at.id, 1)\n",
+    "a summary, which works like an index": ROW.format("Key[int]\n    id: Key[str]\n    times: Sum[int]")
+    + "def delta(event: Filled, at: At) -> Iterable[Row]: yield Row(event.note, event.cents, at.id, 1)\n",
 }
 WRONG = {
     "a key without the stream's id": (
-        KEYED
-        + "def key(event: Booked, at: At) -> tuple[str, date]: return event.doctor, event.day\n"
-        + EVOLVE.format("event.doctor", "event.day", "day"),
-        r"'appointments' can't take .* must begin with `at\.id`.* Booked: \{\"doctor.*new-view\.md",
+        ROW.format("Key[int]")
+        + KEY.format("getattr(event, 'note', ''), event.cents")
+        + EVOLVE.format("note", "cents", "None"),
+        r"'purses' can't take .* must begin with `at\.id`.* Filled: \{\"cents.*new-view\.md",
     ),
     "a time without its zone": (
-        ROW.format("datetime") + EVOLVE.format("at.id", "datetime.combine(event.day, time(9))", "row.start"),
-        r"'appointments' can't take .* column 'start' .* has no time zone.* Booked: \{\"doctor",
+        ROW.format("datetime") + EVOLVE.format("at.id", "datetime(2026, 1, 1)", "None"),
+        r"'purses' can't take .* column 'cents' .* has no time zone.* Filled: \{\"cents",
     ),
     "an exception at an event": (
-        DAY + EVOLVE.format("at.id", "event.day", "1 / 0"),
-        r"'appointments' can't take .*ZeroDivisionError.* Moved: \{\"day",
+        ROW.format("int") + EVOLVE.format("at.id", "cents", "1 / 0"),
+        r"'purses' can't take .*ZeroDivisionError.* Spent: \{\"cents",
     ),
     "an exception, where the view parks": (
-        'ON_POISON = "park"\n' + DAY + EVOLVE.format("at.id", "event.day", "1 / 0"),
+        'ON_POISON = "park"\n' + ROW.format("int") + EVOLVE.format("at.id", "cents", "1 / 0"),
         "ZeroDivisionError",
     ),
     "two lines with one key": (
-        KEYED + LINES.format("event.day"),
-        r"'appointments' has several lines with the key \(.*at\.version",
+        ROW.format("Key[bool]") + LINES.format("True"),
+        r"'purses' has several lines with the key \(.*at\.version",
     ),
     "a memory of its own": (
-        "SEEN: list[str] = []\n" + ROW.format("int") + EVOLVE.format("at.id", "len(SEEN.append('') or SEEN)", "0"),
-        "'appointments' makes other rows in other batches",
+        "SEEN: list[str] = []\n" + ROW.format("int") + EVOLVE.format("at.id", "len(SEEN.append('') or SEEN)", "None"),
+        "'purses' makes other rows in other batches",
     ),
 }
+
+
+def purses(source: str) -> View:
+    return view(source, known=[*KNOWN.values()])
 
 
 @pytest.mark.parametrize("what", RIGHT)
 def test_what_is_right_passes(what: str) -> None:
-    check(clinic_view(RIGHT[what]), KNOWN, MADE)
+    check(purses(RIGHT[what]), KNOWN, MADE)
 
 
 @pytest.mark.parametrize("what", WRONG)
 def test_a_mistake_is_found_with_view_event_and_column(what: str) -> None:
     source, found = WRONG[what]
     with pytest.raises(AssertionError, match=found):
-        check(clinic_view(source), KNOWN, MADE)
+        check(purses(source), KNOWN, MADE)
 
 
-def test_a_policy_that_raises_is_found() -> None:
-    def react(event: Moved, at: At) -> list[Send]:
-        raise LookupError(at.id)
+@pytest.mark.parametrize(
+    ("wish", "found"),
+    [
+        (7, r"Policy 'reminders' can't take .* neither a Send nor a Post.* Spent: \{"),
+        (Post("no name", {}), "policy_reminders wishes what can't be sent. invalid-wish: .*Bound the values"),
+    ],
+)
+def test_a_policy_that_would_stop_or_bury_its_wishes_is_found(wish: Any, found: str) -> None:
+    def react(_event: Spent, _at: At) -> list[Send]:
+        return [wish]
 
-    policy = outbox.view_of(Policy("reminders", 1, react, frozenset({Moved})))
-    with pytest.raises(AssertionError, match=r"Policy 'reminders' can't take .*LookupError.* Moved: "):
-        check(replace(policy, contexts=("clinic",)), KNOWN, MADE)
+    policy = outbox.view_of(Policy("reminders", 1, react, frozenset({Spent})))
+    with pytest.raises(AssertionError, match=found):
+        check(replace(policy, contexts=("purse",)), KNOWN, MADE)
 
 
 def test_states_are_folded_and_personal_values_are_sealed() -> None:
@@ -191,27 +138,22 @@ def test_states_are_folded_and_personal_values_are_sealed() -> None:
     made = histories(known)
     for context in known.values():
         check(snapshot_view(context), known, made)
-    assert {what for what in unreached(known, [], [], made) if what.startswith("the event")} == {
-        "the event Closed of clinic"
-    }
+    assert {what for what in unreached(known, [], [], made) if "event" in what} == {"the event Lost of purse"}
 
 
 def test_what_no_command_leads_to_is_named(tmp_path: Path) -> None:
-    """The event of a command that always fails, and a rare case; what needs a value of earlier commands is reached."""
-    file = tmp_path / "appointments.py"
-    rare = EVOLVE.replace("case Booked(", "case Booked(doctor='Who'):\n            return row\n        case Booked(")
-    file.write_text(
-        "from datetime import date\nfrom typing import NamedTuple\nfrom projections.engine import At, Key\n"
-        f"{HEAD}VERSION = 1\n{DAY}{rare.format('at.id', 'event.day', 'day')}"
-    )
-    spec = importlib.util.spec_from_file_location("clinic.appointments", file)
+    """An event, a case that is too rare, and why a command failed. What only earlier events tell is reached."""
+    file = tmp_path / "purses.py"
+    rare = ENTITY.replace("case Filled(", "case Filled(note='Who?'):\n            return row\n        case Filled(", 1)
+    file.write_text(f"{HEAD}{rare}")
+    spec = importlib.util.spec_from_file_location("clinic.purses", file)
     assert spec
     assert spec.loader
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    line = file.read_text()[: file.read_text().index("case Booked(doctor='Who')")].count("\n") + 1
-    assert unreached(KNOWN, [view_of(module, [CLINIC])], [str(file)], MADE) == [
-        "the event Closed of clinic",
-        f"`case Booked(doctor='Who')` (appointments.py, line {line})",
-        "what Close leads to, which failed: ZeroDivisionError",
+    line = file.read_text().partition("case Filled(note='Who?')")[0].count("\n") + 1
+    assert unreached(KNOWN, [view_of(module, [*KNOWN.values()])], [str(file)], MADE) == [
+        "the event Lost of purse",
+        f"`case Filled(note='Who?')` (purses.py, line {line})",
+        "what Fill leads to, which failed: ZeroDivisionError: integer division or modulo by zero",
     ]
