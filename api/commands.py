@@ -51,6 +51,7 @@ from infra.errors import SamefoldError
 from infra.log.records import Command, encode
 from infra.personal.fields import is_personal
 from infra.personal.keys import KeysNotRead, SubjectForgotten
+from infra.processes.time_limit import limited
 from projections.engine.store.command_types import CommandType
 from projections.engine.views.core_views import OUTCOMES, all_views
 
@@ -136,7 +137,7 @@ def _checked(command: Command, kind_: type, *, is_asked_about: bool) -> tuple[ob
         if is_sealed:
             unsealed = Unsealed(command, kind_)
         if is_asked_about or not is_sealed:
-            checked = validator(kind_)(body)
+            checked = limited(validator(kind_), body)
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
         # where and what, never the value itself

@@ -28,6 +28,7 @@ from infra.domain_model.versions import summary
 from infra.errors import in_words
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, Headers, Reason, Record, decode_command
+from infra.processes.time_limit import FAULTS, watched
 from projections.engine.store.command_types import CommandType
 
 MAX_ID_BYTES = 200
@@ -205,6 +206,7 @@ class _Rejected(Exception):
         self.unknown = unknown
 
 
+@watched(lambda local: f"a check of {local['envelope'].type} {local['envelope'].id} of {local['envelope'].stream}")
 def _validated(record: Record, envelope: Command, intake: Intake) -> Received:
     name = envelope.stream.partition("/")[0]
     # every rejection needs the context: without it the stream's state would be taken for empty
@@ -234,7 +236,7 @@ def _validated(record: Record, envelope: Command, intake: Intake) -> Received:
             raise _Rejected("malformed", summary(error)) from error
         except msgspec.DecodeError as error:
             raise _Rejected("malformed", f"the body is no JSON object: {error}") from error
-        except Exception as error:  # a defect in a command's own checks, which would repeat on every attempt
+        except FAULTS as error:  # a defect in a command's own checks, which would repeat on every attempt
             raise _Rejected("failed", in_words(error)) from error
     except _Rejected as why:
         where = (record.offset, envelope.stream, envelope.id, fingerprint)

@@ -64,9 +64,7 @@ class TooSlowFold(PoisonEvent):
     code: ClassVar[str] = "too-slow"
 
 
-def poison(view: str, at: At, error: Exception | TooSlow) -> PoisonEvent:
-    if isinstance(error, MemoryError):
-        raise error  # not the event's fault: another process may be able to fold it
+def poison(view: str, at: At, error: BaseException) -> PoisonEvent:
     kind, cause = (TooSlowFold, str(error)) if isinstance(error, TooSlow) else (PoisonEvent, error)
     return kind(view, at.stream, at.version, partition=at.partition, offset=at.offset, cause=cause)
 
