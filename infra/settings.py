@@ -179,7 +179,7 @@ class Settings(BaseSettings):
         10,
         ge=0.1,
         le=60,
-        description="Until what an author wrote is ended as too slow: one decision, one fold of an event into a view",
+        description="Until a decision, or a fold of one event into one view, is ended as too slow",
     )
     run_ahead: int = Field(
         20_000, ge=1, description="Commits that a handler may be ahead of the read model, per partition"

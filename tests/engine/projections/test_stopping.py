@@ -114,6 +114,14 @@ def test_views_of_each_kind_stop_at_their_event_and_the_others_go_on(bank: Bookk
         assert rows(world, name), "people see its last rows"
 
 
+@pytest.mark.parametrize("raised", ["SystemExit(3)", "MemoryError", "RecursionError", "StopIteration"])
+def test_whatever_a_view_raises_it_stops_alone(bank: Bookkeeper, raised: str) -> None:
+    world, views = bank.world, stopping(BROKEN.replace('ValueError("can\'t take this")', raised))
+    fold(world, views)
+    assert stopped(world, views) == dict.fromkeys(PARKING, ("accounts/1", 6, "poison-event"))
+    assert differences(world, views) == 0
+
+
 @pytest.mark.parametrize("most", [2, 10_000])
 def test_a_view_that_is_resumed_with_corrected_code_is_as_if_it_had_never_stopped(bank: Bookkeeper, most: int) -> None:
     world, corrected = bank.world, stopping(CORRECTED)
