@@ -85,7 +85,7 @@ def check(view: View, known: Mapping[str, Context], made: Histories) -> None:
 
     Raises AssertionError where the view or policy would stop or its table refuse a row, or where the rows differ.
     """
-    plan = _plan(view, known)
+    plan = Plan({view.name: replace(view, on_poison="stop")}, known)
     for history in made.found:
         by_stream = sorted(history, key=lambda one: one.commit.stream)
         try:
@@ -124,17 +124,13 @@ def unreached(
                 what = f"`case {ast.unparse(case.pattern)}` ({Path(file).name}, line {case.pattern.lineno})"
                 wanted[file, case.body[0].lineno] = what
     tracer, outer = Trace(trace=False), sys.gettrace()
-    for plan in [_plan(view, known) for view in views]:
+    for plan in [Plan({view.name: view}, known) for view in views]:
         for history in made.found:
             tracer.runfunc(_rows, plan, [history])
     sys.settrace(outer)
     reached = made.events | tracer.results().counts.keys()
     failed = [f"what {command} leads to, which failed: {why}" for command, why in made.failed.items()]
     return [*(what for place, what in wanted.items() if place not in reached), *failed]
-
-
-def _plan(view: View, known: Mapping[str, Context]) -> Plan:
-    return Plan({view.name: replace(view, on_poison="stop")}, known)
 
 
 def _rows(plan: Plan, batches: Sequence[Sequence[Counted]]) -> Counter[tuple[Any, ...]]:
