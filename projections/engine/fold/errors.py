@@ -66,7 +66,10 @@ class TooSlowFold(PoisonEvent):
 
 def poison(view: str, at: At, error: BaseException) -> PoisonEvent:
     kind, cause = (TooSlowFold, str(error)) if isinstance(error, TooSlow) else (PoisonEvent, error)
-    return kind(view, at.stream, at.version, partition=at.partition, offset=at.offset, cause=cause)
+    found = kind(view, at.stream, at.version, partition=at.partition, offset=at.offset, cause=cause)
+    if kind is TooSlowFold:
+        found.hint += " What is too slow never parks; where it is right to be slow, raise SAMEFOLD_DECIDE_LIMIT_S."
+    return found
 
 
 class OtherCode(EngineStop):

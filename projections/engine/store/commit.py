@@ -23,7 +23,7 @@ from infra.database.connect import Connection
 from infra.errors import SamefoldError
 from infra.log.rule import Counted, Reading
 from infra.processes.faultpoints import reach
-from projections.engine.fold.errors import EngineStop
+from projections.engine.fold.errors import EngineStop, TooSlowFold
 from projections.engine.fold.fold import (
     Blocked,
     Changes,
@@ -216,6 +216,8 @@ class Committer:
         if not any(keys_to_load(one, self.held[one.partition]) for one in decoded):
             try:
                 changes = self._fold(decoded, self.blocked)  # before the positions are locked
+            except TooSlowFold:
+                raise
             except EngineStop:
                 # perhaps the cached rows are outdated by another worker: let the fence and fresh rows decide
                 self._forget(batches)
