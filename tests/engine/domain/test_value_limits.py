@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import AfterValidator, AwareDatetime, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, AwareDatetime, Field, TypeAdapter, ValidationError, conint
 
 from commands.decision import Versioned, decide
 from commands.intake import Intake, receive, validator
@@ -144,6 +144,8 @@ def test_a_text_with_a_nul_that_decide_makes_is_failed() -> None:
 def test_types_that_exclude_such_values_are_not_checked_at_all() -> None:
     read = TypeAdapter(Bounded).validator.validate_json
     assert within_limits(Bounded, read) is read
+    counted = fact(type("Counted", (), {"__annotations__": {"minutes": conint(gt=0, le=59)}}))
+    assert within_limits(counted, read) is read
     assert validator(Slot)(msgspec.json.encode({"at": NOON, "wide": 10**40})).wide == 10**40
 
 
