@@ -13,7 +13,6 @@ from decimal import Decimal
 from functools import cache
 from typing import Annotated, Any, ClassVar, Final, TypeAlias, get_args, get_origin, get_type_hints
 
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
@@ -65,8 +64,8 @@ def _types(hint: Any, notes: tuple[Any, ...] = ()) -> Iterator[Any]:
         hint, *more = get_args(hint)
         yield from _types(hint, (*notes, *more, *(one for note in more for one in getattr(note, "metadata", ()))))
     elif hint is int:
-        bounds = any(isinstance(note, Ge | Gt) for note in notes), any(isinstance(note, Le | Lt) for note in notes)
-        yield from () if all(bounds) else (int,)
+        given = {name for note in notes for name in ("ge", "gt", "le", "lt") if getattr(note, name, None) is not None}
+        yield from () if given & {"ge", "gt"} and given & {"le", "lt"} else (int,)
     elif hint is datetime:
         yield from () if get_args(Moment)[1] in notes else (datetime,)
     elif hint is Decimal or dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"):
@@ -98,6 +97,5 @@ def _beyond(value: Any, types: frozenset[Any], known: _Types, path: tuple[int | 
     elif isinstance(value, list | tuple | set | frozenset):
         parts = [(place, one, types) for place, one in enumerate(value)]
     if wrong:
-        problem = PydanticCustomError("beyond_limits", "{wrong}", {"wrong": wrong})
-        return [InitErrorDetails(type=problem, loc=path, input=None)]
+        return [InitErrorDetails(type=PydanticCustomError("beyond", "{wrong}", {"wrong": wrong}), loc=path, input=None)]
     return [found for place, part, inner in parts for found in _beyond(part, inner, known, (*path, place))]

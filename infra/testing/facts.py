@@ -53,7 +53,7 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
         return st.one_of([st.none() if member is NoneType else _values(member) for member in get_args(hint)])
     if get_origin(hint) is Annotated:
         plain, *notes = get_args(hint)
-        bounds = {type(bound): bound for note in notes for bound in getattr(note, "metadata", [])}
+        bounds = {type(bound): bound for note in notes for bound in (note, *getattr(note, "metadata", ()))}
         if plain is int:
             least = bounds[Ge].ge if Ge in bounds else bounds[Gt].gt + 1 if Gt in bounds else SMALLEST_INT
             most = bounds[Le].le if Le in bounds else bounds[Lt].lt - 1 if Lt in bounds else LARGEST_INT

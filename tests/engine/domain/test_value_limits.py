@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import AfterValidator, AwareDatetime, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, AwareDatetime, Field, TypeAdapter, ValidationError, conint
 
 from commands.decision import Versioned, decide
 from commands.intake import Intake, receive, validator
@@ -19,7 +19,7 @@ from domain.language import Moment, fact
 from infra.domain_model.contexts import Context
 from infra.domain_model.storable import require_exact
 from infra.domain_model.value_limits import LARGEST_INT, SMALLEST_INT, within_limits
-from infra.log.records import Command, Record, encode
+from infra.log.records import Command, Reason, Record, encode
 from infra.testing.facts import facts
 
 NOON = "2026-12-01T12:00:00Z"
@@ -62,6 +62,7 @@ class Slot:
     keyed: dict[int, bool] = field(default_factory=dict)
     price: Decimal | None = None
     given: InUtc | None = None
+    text: str = ""
 
 
 @fact
@@ -96,54 +97,52 @@ BEYOND: list[tuple[str, Any, str]] = [
 ]
 
 
+def with_value(path: str, value: Any) -> bytes:
+    return msgspec.json.encode({"at": NOON, path.partition(".")[0]: value})
+
+
+def rejection(body: bytes, *events: Slot) -> Reason:
+    """What the handler records for this command, of which `decide` makes these events."""
+    context = replace(SLOTS, decide=lambda command, state: list(events))
+    command = encode(Command("a", "slots/1", "Slot", msgspec.Raw(body)))
+    received = receive(Record(0, 0, 0, b"slots/1", command), Intake("topic", 1, contexts={"slots": context}))
+    reason = decide(received, Versioned(0, State()), epoch=1, seq=1, max_bytes=100_000).commit.reason
+    assert reason is not None
+    return reason
+
+
 @pytest.mark.parametrize(("path", "value", "why"), BEYOND, ids=str)
 def test_a_command_with_what_no_column_can_hold_is_refused_by_field(path: str, value: Any, why: str) -> None:
     """At the door, and by the handler, which other writers reach too."""
-    body = msgspec.json.encode({"at": NOON, path.partition(".")[0]: value})
+    body = with_value(path, value)
     with pytest.raises(ValidationError) as refused:
         validator(Slot)(body)
     [problem] = refused.value.errors()
     assert ".".join(map(str, problem["loc"])) == path
     assert why in problem["msg"]
-    command = encode(Command("a", "slots/1", "Slot", msgspec.Raw(body)))
-    received = receive(Record(0, 0, 0, b"slots/1", command), Intake("topic", 1, contexts={"slots": SLOTS}))
-    assert received.rejection is not None
-    assert received.rejection.code == "malformed"
-    assert received.rejection.message.startswith(f"{path}: ")
+    assert rejection(body) == Reason("malformed", f"{path}: {problem['msg']}")
 
 
 @pytest.mark.parametrize(("path", "value", "why"), BEYOND, ids=str)
 def test_what_decide_makes_beyond_them_is_failed_and_what_the_log_has_of_it_is_read(
     path: str, value: Any, why: str
 ) -> None:
-    old = msgspec.json.decode(msgspec.json.encode({"at": NOON, path.partition(".")[0]: value}), type=Slot)
-    command = encode(Command("a", "slots/1", "Slot", msgspec.Raw(msgspec.json.encode({"at": NOON}))))
-    context = replace(SLOTS, decide=lambda command, state: [old])
-    received = receive(Record(0, 0, 0, b"slots/1", command), Intake("topic", 1, contexts={"slots": context}))
-    answer = decide(received, Versioned(0, State()), epoch=1, seq=1, max_bytes=100_000)
-    assert answer.commit.reason is not None
-    assert answer.commit.reason.code == "failed"
-    assert f"{path}: " in answer.commit.reason.message
-    assert why in answer.commit.reason.message
+    old = msgspec.json.decode(with_value(path, value), type=Slot)
+    reason = rejection(with_value("count", 1), old)
+    assert (reason.code, f"{path}: " in reason.message, why in reason.message) == ("failed", True, True)
     assert SLOTS.readers["Slot"][1](msgspec.json.encode(old)) == old
 
 
 def test_a_text_with_a_nul_that_decide_makes_is_failed() -> None:
-    @fact
-    class Note:
-        text: str
-
-    context = Context("notes", {"Note": Note}, {"Note": Note}, State, 1, lambda _, __: [Note(text="\0")], SLOTS.evolve)
-    command = encode(Command("a", "notes/1", "Note", msgspec.Raw(b'{"text":""}')))
-    received = receive(Record(0, 0, 0, b"notes/1", command), Intake("topic", 1, contexts={"notes": context}))
-    reason = decide(received, Versioned(0, State()), epoch=1, seq=1, max_bytes=100_000).commit.reason
-    assert reason is not None
+    reason = rejection(with_value("count", 1), Slot(at=datetime(2026, 12, 1, tzinfo=UTC), text="\0"))
     assert (reason.code, "NUL" in reason.message) == ("failed", True)
 
 
 def test_types_that_exclude_such_values_are_not_checked_at_all() -> None:
     read = TypeAdapter(Bounded).validator.validate_json
     assert within_limits(Bounded, read) is read
+    counted = fact(type("Counted", (), {"__annotations__": {"minutes": conint(gt=0, le=59)}}))
+    assert within_limits(counted, read) is read
     assert validator(Slot)(msgspec.json.encode({"at": NOON, "wide": 10**40})).wide == 10**40
 
 
