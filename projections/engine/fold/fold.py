@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -22,9 +22,12 @@ from infra.processes.time_limit import FAULTS, TooSlow, in_main_thread, watched
 from projections.engine.fold.errors import EngineStop, OutOfStep, UnknownEvent, UnreadableEvent, poison
 from projections.engine.fold.exact import Exact
 from projections.engine.fold.plan import Plan, Step
+from projections.engine.views.column_types import BadRow
 from projections.engine.views.event_context import At
 from projections.engine.views.view import Kind, View
 
+TOO_MANY_ROWS = 100_000
+"""Of one event in one view: it may never stop making them."""
 _ABSENT: Any = object()
 
 StreamState = tuple[int, Any]
@@ -310,7 +313,9 @@ def _fold(
             if parks and blocked.blocks(name, at):
                 continue
             try:
-                more = list(journal.rows(event, after, at))
+                more = list(islice(journal.rows(event, after, at), TOO_MANY_ROWS))
+                if len(more) == TOO_MANY_ROWS:
+                    raise BadRow(f"it makes {TOO_MANY_ROWS} lines or more of one event")
                 if name in checked:
                     more = [journal.exact.line(row, at) for row in more]
                 replaced[name].append((stream, more))
@@ -322,7 +327,9 @@ def _fold(
             if parks and blocked.blocks(name, at):
                 continue
             try:
-                more = list(summary.delta(event, at))
+                more = list(islice(summary.delta(event, at), TOO_MANY_ROWS))
+                if len(more) == TOO_MANY_ROWS:
+                    raise BadRow(f"it makes {TOO_MANY_ROWS} increments or more of one event")
                 if name in checked:
                     more = list(map(summary.exact.row, more))
                 replaced[name] += more

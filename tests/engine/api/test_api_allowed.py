@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -64,6 +65,8 @@ def may_send(caller: Caller, stream: str, command: object) -> bool | Row:
 def may_read(caller: Caller, view: str) -> bool | Rows:
     if "teller" in caller.roles:
         return True
+    if caller.subject == "quitter":
+        sys.exit(1)
     if caller.subject == "noel":
         return Rows(by=None)
     if caller.subject not in LIMITS:
@@ -284,6 +287,11 @@ def test_who_waits_is_not_told_of_anothers_outcome_when_it_arrives(api: Api) -> 
         post(api, "ada", name, "deposit", "d1", cents=1)
         assert ada.result().json()["outcome"] == "accepted"
         problem(bob.result(), 404, "no-outcome")
+
+
+def test_what_access_raises_ends_one_request(api: Api) -> None:
+    problem(get(api, "quitter", "/views/balances"), 500, "defect")
+    assert get(api, "teller", "/views/balances").status_code == 200
 
 
 # commands

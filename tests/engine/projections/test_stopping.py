@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import repeat
 
 import pytest
 
@@ -120,6 +121,18 @@ def test_whatever_a_view_raises_it_stops_alone(bank: Bookkeeper, raised: str) ->
     fold(world, views)
     assert stopped(world, views) == dict.fromkeys(PARKING, ("accounts/1", 6, "poison-event"))
     assert differences(world, views) == 0
+
+
+def test_a_view_that_never_stops_making_rows_stops_alone(bank: Bookkeeper) -> None:
+    world = bank.world
+    endless = {
+        name: replace(one, function=lambda *_: repeat(None))
+        for name, one in stopping(CORRECTED).items()
+        if name in ("moves", "totals")
+    }
+    views = stopping(CORRECTED) | endless
+    fold(world, views)
+    assert stopped(world, views).keys() == endless.keys()
 
 
 @pytest.mark.parametrize("most", [2, 10_000])

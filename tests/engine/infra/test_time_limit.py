@@ -1,0 +1,38 @@
+"""make test: a call is ended in a process of its own. Whatever an author wrote, and whoever asks it, ends after the limit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+from infra.processes.time_limit import limit_calls, limited
+def loop():
+    while True: pass
+def backtrack(): __import__("re").match("(a+)+$", "a" * 60 + "b")
+def catch():
+    while True:
+        try: loop()
+        except Exception: pass
+limit_calls(0.2)
+for function in (FUNCTION, int, FUNCTION):
+    try: print(limited(function))
+    except RuntimeError as error: print(error)
+"""
+
+
+@pytest.mark.parametrize("function", ["loop", "backtrack", "catch"])
+def test_a_call_without_an_end_is_ended_and_the_next_is_made(function: str) -> None:
+    program = [sys.executable, "-c", CODE.replace("FUNCTION", function)]
+    said = subprocess.run(program, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [line.startswith("TooSlow: too-slow: ") for line in said] == [True, False, True]
+    assert said[1] == "0"
+
+
+def test_a_call_in_c_that_can_not_be_ended_ends_its_process() -> None:
+    stuck = CODE.replace("FUNCTION", "lambda: sum(range(10**13))").replace("(0.2)", "(0.1)")
+    done = subprocess.run([sys.executable, "-c", stuck], capture_output=True, text=True, check=False)
+    assert done.returncode < 0
+    assert "most recent call first" in done.stderr
