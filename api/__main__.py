@@ -12,6 +12,7 @@ from api.server import server_of
 from infra.observability import logs
 from infra.processes.garbage_collector import collect_seldom
 from infra.processes.process_end import exit_code_of
+from infra.processes.time_limit import limit_calls
 from infra.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ def main() -> None:
         server = server_of(settings, arguments.name, arguments.host or settings.api_host, port)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         collect_seldom()
+        limit_calls(settings.decide_limit_s)
         server.run()
 
     # not sys.exit, which would wait for an unavailable broker; to end at any point is safe

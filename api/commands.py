@@ -21,7 +21,7 @@ from api.append import MaybeAppended, NotAppended, outcome_after
 from api.door import caller_of
 from api.openapi import JSON, Body, Json, header, in_header
 from api.outcome_waits import TOO_MANY_WAIT
-from api.outcomes import CONFLICT, FAILED, KEY_REUSED, REFUSED, CommandRef, answer_of
+from api.outcomes import CONFLICT, FAILED, KEY_REUSED, REFUSED, UNCLEAR, CommandRef, answer_of
 from api.permissions import DENIED, require_may_send
 from api.problems import (
     CALLERS_FAULT,
@@ -41,7 +41,7 @@ from api.problems import (
 from api.requests import BAD_SEGMENT, TOO_LARGE, quoted
 from api.services import Services, services_of
 from api.stores import CommandNotLive, OtherViewsLive
-from commands.intake import bad_client_name, fingerprint_of, holds_nul, validator
+from commands.intake import bad_client_name, fingerprint_of, holds_nul, require_members_once, validator
 from commands.sealing import Unsealed, holds_token
 from domain.language import kebab
 from infra.database.connect import naming
@@ -51,6 +51,7 @@ from infra.errors import SamefoldError
 from infra.log.records import Command, encode
 from infra.personal.fields import is_personal
 from infra.personal.keys import KeysNotRead, SubjectForgotten
+from infra.processes.time_limit import limited
 from projections.engine.store.command_types import CommandType
 from projections.engine.views.core_views import OUTCOMES, all_views
 
@@ -102,6 +103,7 @@ def _route(context: Context, kind_: type) -> openapi.Route:
     stored = stored_type(kind_)
 
     async def post(request: Request) -> Response:
+        requests.refuse_unknown(request)
         settings = services_of(request).settings
         ref, prefer = _ref(request, context), requests.preferences(request, settings.api_max_wait_s)
         expected, correlation = requests.expected_version(request), requests.correlation_id(request)
@@ -135,7 +137,7 @@ def _checked(command: Command, kind_: type, *, is_asked_about: bool) -> tuple[ob
         if is_sealed:
             unsealed = Unsealed(command, kind_)
         if is_asked_about or not is_sealed:
-            checked = validator(kind_)(body)
+            checked = limited(validator(kind_), body)
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
         # where and what, never the value itself
@@ -185,7 +187,8 @@ async def _append(
     settings = services.settings
     try:
         fingerprint = fingerprint_of(command)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        require_members_once(bytes(command.data))
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise INVALID(errors=[{"at": "body", "problem": str(error)}]) from None
     value, most = encode(command), settings.max_command_bytes
     if len(value) > most:
@@ -243,7 +246,7 @@ async def _require_open(services: Services, kind_: CommandType) -> None:
 
 
 def _stream_id(context: Context) -> Parameter:
-    about = f"Which of {context.name}: any text without control characters; with `{context.name}/` at most 200 bytes in UTF-8."
+    about = f"Which of {context.name}: text in NFC, nothing in it invisible; with `{context.name}/` at most 200 bytes in UTF-8."
     return openapi.text_in_path("stream_id", about, openapi.A_STREAM)
 
 
@@ -284,7 +287,7 @@ _LOCATION = {"Location": header("Where the outcome is, or will be")}
 
 _PROBLEMS = (
     *(requests.BAD_HEADER, requests.CUT_OFF, requests.TOO_SLOW, REFUSED, CONFLICT, TOO_LARGE, NOT_JSON),
-    *(INVALID, KEY_REUSED, BAD_SEGMENT, BEHIND, TOO_MANY_WAIT, HEAD_TOO_LARGE, FAILED, DEFECT, *DENIED),
+    *(INVALID, UNCLEAR, KEY_REUSED, BAD_SEGMENT, BEHIND, TOO_MANY_WAIT, HEAD_TOO_LARGE, FAILED, DEFECT, *DENIED),
     *(NOT_APPENDED, UNKNOWN, STOPPING, *UNAVAILABLE, kind_of(OtherViewsLive), kind_of(CommandNotLive)),
 )
 

@@ -18,7 +18,7 @@ from api.openapi import APPLIED, AT_POSITION, JSON, responses, text_in_path
 from api.outcome_waits import TOO_MANY_WAIT, Outcome, Recorded
 from api.permissions import DENIED, rows_for
 from api.problems import INVALID, NOT_FOUND, RETRY_AFTER_S, UNAVAILABLE, Kind, kind
-from api.requests import BAD_SEGMENT, TOO_LARGE, path_of, preferences, segment, watched
+from api.requests import BAD_SEGMENT, TOO_LARGE, path_of, preferences, refuse_unknown, segment, watched
 from api.services import Services, services_of
 from commands.intake import bad_name
 from infra.access import Rows
@@ -28,12 +28,13 @@ from projections.engine.views.core_views import OUTCOMES, all_views, command_key
 from projections.engine.views.token import Token
 
 CONFLICT = kind(412, "version-conflict", "The stream is not at the version that was expected.")
+UNCLEAR = kind(422, "unclear-stream", "The name of a new stream looks like another's.")
 KEY_REUSED = kind(422, "key-reused", "This Idempotency-Key was used before, with another command.")
 FAILED = kind(500, "failed", "The code of the business failed on this command.")
 REFUSED = kind(409, "refused", "The business said no.")
 NO_OUTCOME = kind(404, "no-outcome", "No outcome is recorded under this key.", RETRY_AFTER_S)
 
-REJECTED = {"malformed": INVALID, "misrouted": FAILED} | {one.code: one for one in (CONFLICT, TOO_LARGE, FAILED)}
+REJECTED = {"malformed": INVALID, "misrouted": FAILED} | {it.code: it for it in (CONFLICT, TOO_LARGE, FAILED, UNCLEAR)}
 """The codes that the handler itself rejects commands with; all others are refusals of the business."""
 
 
@@ -120,6 +121,7 @@ def router() -> APIRouter:
 
 async def _outcome(request: Request) -> Response:
     """The first and only answer to a command, where the sender did not wait for it, or lost it."""
+    refuse_unknown(request)
     services, rows = services_of(request), rows_for(request, all_views()[OUTCOMES])
     context = contexts().get(segment(request, "context"))
     if context is None:

@@ -13,6 +13,7 @@ from api.problems import Problem, kind_of, traceable
 from api.services import Services, services_of
 from api.view_reader import stream_of
 from infra.access import Access, BadAccess, Caller, Row, Rows, access
+from infra.processes.time_limit import limited
 from projections.engine.views.core_views import OUTCOMES, all_views, command_key
 from projections.engine.views.queries import allowed_values
 from projections.engine.views.view import View
@@ -27,7 +28,7 @@ def rows_for(request: Request, view: View) -> Rows | None:
     caller = caller_of(request)
     if caller is None:
         return None
-    allowed = _access(services_of(request)).may_read(caller, view.name)
+    allowed = limited(_access(services_of(request)).may_read, caller, view.name)
     if allowed is True:
         return None
     if not (isinstance(allowed, Rows) and allowed):
@@ -41,13 +42,13 @@ def readable(request: Request, views: Mapping[str, View]) -> list[View]:
     if (caller := caller_of(request)) is None:
         return list(views.values())
     may_read = _access(services_of(request)).may_read
-    found = ((view, may_read(caller, view.name)) for view in views.values())
+    found = ((view, limited(may_read, caller, view.name)) for view in views.values())
     return [view for view, allowed in found if allowed is True or (isinstance(allowed, Rows) and allowed)]
 
 
 async def require_may_send(services: Services, caller: Caller, stream: str, command_id: str, command: object) -> None:
     """Raises Problem 403, BadAccess, ViewNotLive, DatabaseUnavailable."""
-    allowed = _access(services).may_send(caller, stream, command)
+    allowed = limited(_access(services).may_send, caller, stream, command)
     if allowed is True:
         return
     if isinstance(allowed, Row):

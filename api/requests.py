@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator
+from codecs import BOM_UTF8
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 from urllib.parse import quote, unquote_to_bytes
@@ -17,7 +18,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.problems import ClientGone, kind
+from api.problems import ClientGone, invalid, kind
 from api.request_metrics import MAX_ID_BYTES
 from infra.observability import correlation
 
@@ -82,6 +83,19 @@ def segment(request: Request, name: str) -> str:
 def path_of(*segments: str) -> str:
     """The path of these segments, each encoded by itself."""
     return "".join(f"/{quote(one, safe=_PLAIN)}" for one in segments)
+
+
+def refuse_unknown(request: Request, known: Collection[str] = ()) -> None:
+    """Refuse a parameter of the query that is unknown: a misspelled filter must not be ignored. Raises Problem 422."""
+    errors = []
+    names = [name for name, _ in request.query_params.multi_items()] if request.scope["query_string"] else []
+    for name in dict.fromkeys(names):
+        if name not in known:
+            errors.append((f"query.{name}", f"No such parameter. There are: {', '.join(sorted(known)) or 'none'}."))
+        elif name != "after" and names.count(name) > 1:
+            errors.append((f"query.{name}", "It may come once."))
+    if errors:
+        raise invalid(errors)
 
 
 # ── headers ──
@@ -197,7 +211,7 @@ async def body_of(request: Request, most: int, within_s: float) -> bytes:
         raise TOO_SLOW(f"The body took longer than {within_s:g} s.", headers={"Connection": "close"}) from None
     except ClientDisconnect:
         raise CUT_OFF() from None
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    return b"".join(parts).removeprefix(BOM_UTF8)
 
 
 def _too_large(most: int) -> Exception:

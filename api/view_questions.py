@@ -10,7 +10,7 @@ import msgspec
 from fastapi import Request
 
 from api.problems import CALLERS_FAULT, invalid, kind
-from api.requests import segment
+from api.requests import refuse_unknown, segment
 from api.view_reader import Values
 from infra.errors import SamefoldError
 from projections.engine.views.column_types import Scalar
@@ -125,16 +125,3 @@ def is_nullable(column: Column) -> bool:
 def seen_by(request: Request) -> Token:
     """The positions that the caller has seen: all of `after`. Raises BadToken."""
     return Token.merged(Token.parse(text) for text in request.query_params.getlist("after"))
-
-
-def refuse_unknown(request: Request, known: set[str]) -> None:
-    """A misspelled filter must not be ignored. Raises Problem 422."""
-    errors = []
-    names = [name for name, _ in request.query_params.multi_items()]
-    for name in dict.fromkeys(names):
-        if name not in known:
-            errors.append((f"query.{name}", "There is no such parameter."))
-        elif name != "after" and names.count(name) > 1:
-            errors.append((f"query.{name}", "It may come once."))
-    if errors:
-        raise invalid(errors)

@@ -23,7 +23,7 @@ from api.live_rows import EventStream
 from api.openapi import JSON, Json, Parked, Position, Route, parameter, responses
 from api.permissions import DENIED, readable, rows_for
 from api.problems import CALLERS_FAULT, INVALID, STOPPING, kind, kind_of, problem_of
-from api.requests import BAD_SEGMENT, path_of, preferences, single
+from api.requests import BAD_SEGMENT, path_of, preferences, refuse_unknown, single
 from api.services import TOO_MANY_SEARCHES, TOO_MANY_SUBSCRIBERS, Services, services_of
 from api.view_questions import (
     FEW_ROWS,
@@ -32,7 +32,6 @@ from api.view_questions import (
     is_nullable,
     key_of,
     question_of,
-    refuse_unknown,
     seen_by,
 )
 from api.view_reader import (
@@ -140,7 +139,7 @@ def answered(request: Request, tag: str, found: Found, body: bytes, headers: Map
 
 def _list(views: Mapping[str, View]) -> Route:
     async def route(request: Request) -> Response:
-        refuse_unknown(request, set())
+        refuse_unknown(request)
         services = services_of(request)
         require_promises(services)
         left_out = await services.views.left_out()
@@ -216,7 +215,7 @@ def _page(view: View) -> Route:
 def _live(view: View) -> Route:
     async def route(request: Request) -> Response:
         only, key = rows_for(request, view), key_of(view, request)
-        refuse_unknown(request, set())
+        refuse_unknown(request)
         seen = single(request, "Last-Event-ID")
         if seen is not None and len(seen) > LONGEST_TAG:
             raise INVALID(errors=[{"at": "header.Last-Event-ID", "problem": "It is the id of an event that was sent."}])

@@ -6,6 +6,7 @@ import gzip
 import itertools
 import sys
 import time
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from msgspec import UNSET, UnsetType
 from pydantic import ValidationError
 
-from commands.intake import bad_client_name, bad_relation, fingerprint_of
+from commands.intake import bad_client_name, bad_relation, fingerprint_of, require_members_once
 from commands.outcomes import ReadModelNotSetUp, outcomes_of
 from commands.sealing import NotSealed, Unsealed, holds_token
 from infra.database.connect import connect, naming
@@ -87,7 +88,7 @@ def read_lines(file: Path) -> dict[int, Command]:
     try:
         for number, line in enumerate(_lines(file), start=1):
             if line.strip():
-                commands[number] = _command(line, f"{file}, line {number}")
+                commands[number] = _command(line.removeprefix(BOM_UTF8), f"{file}, line {number}")
     except (OSError, EOFError, gzip.BadGzipFile) as error:
         raise BadCommandLine(
             f"{file} can't be read: {error}.", "Name a file of JSON lines, plain or gzipped."
@@ -300,7 +301,8 @@ def _lines(file: Path) -> Iterable[bytes]:
 def _command(line: bytes, where: str) -> Command:
     try:
         fields = msgspec.json.decode(line, type=_Line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        require_members_once(line)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise BadCommandLine(
             f"{where}: not a command: {error}.",
             'A line is {"stream": "<context>/<name>", "id": "…", "type": "…", "data": {…}}. Nothing was sent.',

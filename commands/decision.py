@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 
-from commands.intake import Received, reason
+from commands.intake import Received, hidden_difference, holds_nul, reason
 from domain.language import Refusal
 from infra.domain_model.storable import encode as encode_value
 from infra.domain_model.storable import require_same
 from infra.errors import in_words
 from infra.log.records import Commit, EventRecord, Reason, encode
-from infra.processes.time_limit import TooSlow, watched
+from infra.processes.time_limit import FAULTS, TooSlow, watched
 
 
 class Versioned(msgspec.Struct, frozen=True):
@@ -39,6 +39,8 @@ def decide(received: Received, before: Versioned, *, epoch: int, seq: int, max_b
     """
     if received.rejection is not None:
         return _rejection(received, before, received.rejection, epoch, seq)
+    if before.version == 0 and (problem := hidden_difference(received.stream)):
+        return _rejection(received, before, reason("unclear-stream", problem), epoch, seq)
     if received.expected_version is not None and received.expected_version != before.version:
         conflict = f"the stream is at version {before.version}, not {received.expected_version}"
         return _rejection(received, before, reason("version-conflict", conflict), epoch, seq)
@@ -48,13 +50,17 @@ def decide(received: Received, before: Versioned, *, epoch: int, seq: int, max_b
         state = before.state
         events = context.decide(received.command, state)
         records = []
+        size = 0
         for event in events:
             stored = context.stored.get(type(event))
             if stored is None:
                 name = type(event).__name__
                 raise TypeError(f"decide returned a {name}, which is not in the context's Event union")
             name, decode = stored
-            data = msgspec.Raw(encode_value(event))
+            body = encode_value(event)
+            if (size := size + len(body)) > max_bytes:  # it may yield events for ever
+                return _rejection(received, before, _too_large(max_bytes), epoch, seq)
+            data = msgspec.Raw(body)
             # decoded as every reader does: an event that can't be decoded would stop them all
             read = decode(data)
             if read != event:
@@ -66,20 +72,23 @@ def decide(received: Received, before: Versioned, *, epoch: int, seq: int, max_b
         after = Versioned(before.version + len(events), state)
         commit = _commit(received, after.version, records, None, epoch, seq)
         value = encode(commit)
+        if b"\\u0000" in value and holds_nul(value):
+            raise ValueError("decide returned a text with a NUL character, which PostgreSQL can't store")
     except Refusal as refusal:
         return _rejection(received, before, reason(refusal.code, refusal.message), epoch, seq)
     except TooSlow as slow:
         return _rejection(received, before, reason("failed", str(slow)), epoch, seq)
-    except MemoryError:
+    except MemoryError:  # perhaps another handler has more
         raise
-    except (
-        Exception
-    ) as error:  # a defect of the domain's code: it would repeat on every attempt and block the partition
+    except FAULTS as error:  # a defect of the domain's code: it would repeat on every attempt and block the partition
         return _rejection(received, before, reason("failed", in_words(error)), epoch, seq)
     if len(value) > max_bytes:
-        too_large = f"its events take {len(value)} bytes, more than {max_bytes}"
-        return _rejection(received, before, reason("too-large", too_large), epoch, seq)
+        return _rejection(received, before, _too_large(max_bytes), epoch, seq)
     return Decided(commit, value, after)
+
+
+def _too_large(most: int) -> Reason:
+    return reason("too-large", f"its events take more than {most} bytes")
 
 
 def _rejection(received: Received, before: Versioned, why: Reason, epoch: int, seq: int) -> Decided:

@@ -7,23 +7,28 @@ own stream and id if they are valid, else under a reserved stream and an id deri
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation, localcontext
 from functools import cache
 from typing import Any
+from unicodedata import category, is_normalized
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import TypeAdapter, ValidationError
 
 from infra.domain_model.contexts import Context, contexts
+from infra.domain_model.value_limits import within_limits
 from infra.domain_model.versions import summary
 from infra.errors import in_words
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, Headers, Reason, Record, decode_command
+from infra.processes.time_limit import FAULTS, watched
 from projections.engine.store.command_types import CommandType
 
 MAX_ID_BYTES = 200
@@ -113,6 +118,16 @@ def bad_name(stream: str, command_id: str) -> str | None:
     return _problem("stream", stream, _STREAM, "'<context>/<id>'") or _problem("id", command_id)
 
 
+def hidden_difference(stream: str) -> str | None:
+    """What in a stream's name nobody sees, so that it looks like another stream's; None in most. No new stream may have it."""
+    name = stream.partition("/")[2]
+    if name != " ".join(name.split()):
+        return "the stream may have spaces within it only, one at a time, and of no other kind than U+0020"
+    if hidden := "" if name.isascii() else next((one for one in name if category(one) == "Cf"), ""):
+        return f"the stream holds a character that can't be seen, U+{ord(hidden):04X}"
+    return None if is_normalized("NFC", name) else "the stream is not in Unicode's normal form NFC"
+
+
 def bad_client_name(stream: str, command_id: str) -> str | None:
     """The same for a client's command: ids of the form `<policy>~…` are the policies' own."""
     if _OF_POLICY(command_id):
@@ -147,6 +162,20 @@ def fingerprint_of(command: Command) -> str:
     return _hash(_encode_sorted((name, command.expected_version, _decode_any(command.data))))
 
 
+def require_members_once(body: bytes) -> None:
+    """Require that no object in a client's JSON has a member twice: of two, readers take the last. Raises ValueError."""
+    _decode_once(body.decode())
+
+
+def _once(members: list[tuple[str, Any]]) -> None:
+    if len(dict(members)) < len(members):
+        [(name, _)] = Counter(name for name, _ in members).most_common(1)
+        raise ValueError(f"an object has the member '{name[:40]}' twice")
+
+
+_decode_once = json.JSONDecoder(object_pairs_hook=_once, parse_int=str).decode
+
+
 def _as_written(text: str) -> float:
     """A number with a fraction or an exponent, as a float. Raises ValueError where the float is another number.
 
@@ -177,6 +206,7 @@ class _Rejected(Exception):
         self.unknown = unknown
 
 
+@watched(lambda local: f"a check of {local['envelope'].type} {local['envelope'].id} of {local['envelope'].stream}")
 def _validated(record: Record, envelope: Command, intake: Intake) -> Received:
     name = envelope.stream.partition("/")[0]
     # every rejection needs the context: without it the stream's state would be taken for empty
@@ -206,7 +236,7 @@ def _validated(record: Record, envelope: Command, intake: Intake) -> Received:
             raise _Rejected("malformed", summary(error)) from error
         except msgspec.DecodeError as error:
             raise _Rejected("malformed", f"the body is no JSON object: {error}") from error
-        except Exception as error:  # a defect in a command's own checks, which would repeat on every attempt
+        except FAULTS as error:  # a defect in a command's own checks, which would repeat on every attempt
             raise _Rejected("failed", in_words(error)) from error
     except _Rejected as why:
         where = (record.offset, envelope.stream, envelope.id, fingerprint)
@@ -219,7 +249,7 @@ def _validated(record: Record, envelope: Command, intake: Intake) -> Received:
 @cache
 def validator(kind: type) -> Callable[[bytes], Any]:
     """The function from JSON to a command. It raises pydantic.ValidationError, and whatever the command's own checks raise."""
-    return TypeAdapter(kind).validator.validate_json
+    return within_limits(kind, TypeAdapter(kind).validator.validate_json)
 
 
 def holds_nul(body: bytes) -> bool:

@@ -6,7 +6,6 @@ has the same body, and with it the same fingerprint.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -14,11 +13,15 @@ from typing import Any
 import msgspec
 from pydantic import TypeAdapter, ValidationError
 
+from commands.intake import require_members_once
+from infra.domain_model.value_limits import within_limits
 from infra.domain_model.versions import summary
 from infra.log.records import Command
 from infra.personal.fields import sealed_validator, subject_field
 from infra.personal.keys import DataKey
 from infra.personal.tokens import FALLBACK, PREFIX, sealed
+
+_adapter: Callable[[type], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 class NotSealed(ValueError):
@@ -35,13 +38,13 @@ class Unsealed:
         self._values: list[tuple[str, str]] = []
         """Plain text and fallback, in the order of the checks, whose number changes with pydantic."""
         adapter = _adapter(kind)
-        checked = adapter.validator.validate_json(bytes(command.data), context=self._mark)
+        checked = within_limits(kind, adapter.validator.validate_json)(bytes(command.data), context=self._mark)
         self._marked = adapter.dump_python(checked, mode="json", by_alias=True)
         field = subject_field(kind)
         self.subject: str = getattr(checked, field) if field else command.stream
 
     def sealed(self, key: DataKey) -> Command:
-        """The command with sealed values. Raises NotSealed, where plain text would stay in the body."""
+        """The command with sealed values. Raises ValueError, where plain text would stay in the body."""
         numbers = iter(range(len(self._values)))
 
         def seal(plain: str, fallback: str) -> str:
@@ -50,7 +53,7 @@ class Unsealed:
             number, fallback = next(numbers), fallback or FALLBACK
             return plain and sealed(plain, key.id, key.key, command_id=whose, number=number, fallback=fallback)
 
-        json.loads(bytes(self._command.data), object_pairs_hook=_once, parse_int=str)
+        require_members_once(bytes(self._command.data))
         body = self._replaced(msgspec.Raw(self._command.data), self._marked, seal)
         try:
             sealed_validator(self._kind)(bytes(body))  # as the handler will
@@ -89,14 +92,3 @@ def holds_token(command: Command) -> bool:
     if b"\\u" in body:  # a prefix may be escaped
         body = msgspec.json.encode(msgspec.json.decode(body))
     return PREFIX.encode() in body
-
-
-def _once(members: list[tuple[str, Any]]) -> None:
-    """Raises NotSealed: what checks a body reads the last of two members, and the first would stay."""
-    if len({name for name, _ in members}) < len(members):
-        raise NotSealed("an object has a member twice")
-
-
-@cache
-def _adapter(kind: type) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)

@@ -7,10 +7,15 @@ written, so `msgspec.json.decode(data, type=cls)` reads the very same class back
 
 import dataclasses
 import re
+import typing
 from collections.abc import Callable
+from datetime import UTC, datetime
+from types import UnionType
 from typing import Annotated, Any, ClassVar, Final, TypeAlias, TypeVar, cast, dataclass_transform
 
 from pydantic import (
+    AfterValidator,
+    AwareDatetime,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
@@ -31,6 +36,20 @@ CentsOrZero = Annotated[int, Field(ge=0, le=10**14)]
 
 Text = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 """One line of text, maybe empty: at most 200 characters, no control characters (PostgreSQL refuses NUL)."""
+
+
+def in_utc(time: datetime) -> datetime:
+    """The same time in UTC. Raises ValueError where it has no zone, or is outside the years 1 to 9999 there."""
+    if time.utcoffset() is None:
+        raise ValueError("it has no time zone: write 2026-12-01T10:00:00Z, or for example +01:00 instead of Z")
+    try:
+        return time.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("in UTC it is before the year 1 or after 9999") from None
+
+
+Moment = Annotated[datetime, AfterValidator(in_utc)]
+"""A time with its zone, kept in UTC to the microsecond. Which zone it came in is lost: keep that in a field of its own."""
 
 SubjectId = Annotated[
     str,
@@ -96,10 +115,22 @@ def fact(cls: type[FactT]) -> type[FactT]:
 
     Making one raises `pydantic.ValidationError` (a `ValueError`) when a value does not fit. It is stored under its
     class name for ever; a class that had to be renamed keeps the old name in `stored_as: ClassVar[str]`. A changed one has
-    `VERSION: ClassVar[int] = 2`, and an `upcaster` for each version before.
+    `VERSION: ClassVar[int] = 2`, and an `upcaster` for each version before. pydantic's AwareDatetime becomes `Moment`.
     """
+    if "AwareDatetime" in repr(cls.__annotations__):
+        hints = typing.get_type_hints(cls, include_extras=True)
+        cls.__annotations__ = {name: _with_moments(hints[name]) for name in cls.__annotations__}
     config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     return cast(type[FactT], dataclass(cls, frozen=True, slots=True, kw_only=True, config=config))
+
+
+def _with_moments(hint: Any) -> Any:
+    """The type with `Moment` for pydantic's AwareDatetime, which only pydantic can read."""
+    parts, origin = typing.get_args(hint), typing.get_origin(hint)
+    changed = tuple(map(_with_moments, parts))
+    if changed == parts:
+        return Moment if hint is AwareDatetime else hint
+    return (typing.Union if origin is UnionType else origin)[changed]
 
 
 Body: TypeAlias = dict[str, Any]

@@ -124,8 +124,10 @@ class Wishes:
         """What the policy yields for an event."""
         return _reaction(self.policy, at.stream, at.type, at.data)
 
-    def _wished(self, commit: Mapping[str, Any], time_ms: int, at: Event, number: int, wish: Wish) -> None:
-        ident = id_of(self.policy, at.stream, at.version, number)
+    def _wished(
+        self, commit: Mapping[str, Any], time_ms: int, at: Event, number: int, wish: Wish, suffix: str = ""
+    ) -> None:
+        ident = id_of(self.policy, at.stream, at.version, number) + suffix
         self._put(
             self._row(ident)._replace(
                 kind="send",

@@ -25,6 +25,7 @@ from infra.processes.code_identity import require_code
 from infra.processes.faultpoints import reach
 from infra.processes.garbage_collector import collect_seldom
 from infra.processes.services import Services
+from infra.processes.time_limit import limit_calls
 from projections.engine.live.reader import without_hole
 from projections.engine.live.startup import set_difference
 from projections.engine.live.worker import Worker
@@ -183,4 +184,5 @@ def _worker(share: Share) -> Worker:
             _workers.popitem()[1].close()
         _workers[share.run, share.sender] = worker
         collect_seldom()
+        limit_calls(settings.decide_limit_s)
     return worker

@@ -33,7 +33,8 @@ RIGHTS: Final[Mapping[str, Iterable[Mapping[str, tuple[str, ...]]]]] = {
             "select, insert, update, delete": (ROWS, STATES, OUTCOMES),
             "select, insert, delete, maintain": ("live",),  # a first start locks it
             "select, insert, delete": ("stopped_views",),
-            "select, insert, update": ("build_positions", "builds", "positions"),  # of a view that it stops
+            "select, insert, update": ("build_positions", "positions"),
+            "select, insert, update (state)": ("builds",),  # of a view that it stops
             "select, insert": ("command_types", "event_types", "parked", "topics"),
             "select": ("activations", "alembic_version", "archive_files", "skips"),
         }

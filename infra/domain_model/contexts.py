@@ -22,9 +22,9 @@ from infra.domain_model import storable, versions
 from infra.domain_model.released import KINDS, Kind, golden_bodies, read
 from infra.domain_model.versions import Older, Steps, stored_name, stored_type
 from infra.errors import SamefoldError, in_words
-from infra.personal.fields import Misplaced, is_personal, sealed_decoder, sealed_validator, subject_field
+from infra.personal.fields import Misplaced, decided_decoder, is_personal, sealed_validator, subject_field
 
-RECORDED = frozenset({"version-conflict", "malformed", "too-large", "misrouted", "failed"})
+RECORDED = frozenset({"version-conflict", "malformed", "too-large", "misrouted", "failed", "unclear-stream"})
 """The handler's own rejection codes."""
 
 
@@ -91,7 +91,7 @@ class Context:
         stored, readers = {}, dict[str, tuple[type, Callable[[Any], Any]]]()
         for event in self.events.values():
             name, decode = stored_type(event), storable.decoder(event)
-            stored[event] = name, sealed_decoder(event, decode)
+            stored[event] = name, decided_decoder(event, decode)
             readers[name] = event, decode
         object.__setattr__(self, "stored", stored)
         types: dict[str, tuple[type, Older | None]] = {stored_type(one): (one, None) for one in self.commands.values()}

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
+from pydantic import ValidationError
 
 from domain.language import kebab
 from infra.domain_model import storable
 from infra.domain_model.contexts import Context, contexts, decode_event, read_released
 from infra.domain_model.released import FOLDER, KINDS, Kind, golden_bodies, read
 from infra.domain_model.schemas import changes, schema_of
+from infra.domain_model.value_limits import plain_times
 from infra.domain_model.versions import UPCASTER_IMPORT, stored_name, stored_type, type_of, version_of
 from infra.errors import SamefoldError, in_words
 
@@ -91,6 +93,8 @@ def check(views: Collection[Versioned], known: Mapping[str, Context] | None = No
     """Compare the code with the record. Raises UnreadableRelease, BadContext."""
     known = contexts() if known is None else known
     report = Report()
+    for one in known.values():
+        _check_times(one, read(one.name, folder), report)
     if not any(folder.glob("*.json")):
         report.news.append("nothing was released yet")
         return report
@@ -181,6 +185,17 @@ def _check_context(context: Context, record: Mapping[str, Any], report: Report) 
                 report.refuse(refusal)
 
 
+def _check_times(context: Context, record: Mapping[str, Any], report: Report) -> None:
+    """Refuse a plain `datetime`, unless one was released in the same event or command."""
+    for kind in KINDS:
+        for name, fact in getattr(context, kind).items():
+            times = [] if '"date-time"' in json.dumps(record[kind].get(name)) else plain_times(fact)
+            for of, _, one in (time.partition(".") for time in times):
+                why = (f"field '{one}' is a `datetime`, which may have no time zone, and then is refused",)
+                hint = f"With `from domain.language import Moment`, write `Moment` for `datetime` in `{one}` of {of}."
+                report.refuse(Refusal(f"{context.name}.{stored_type(fact)}", why, hint))
+
+
 def _gone(context: Context, kind: Kind, name: str, versions: Mapping[str, Any], new: list[type]) -> Refusal:
     schema = versions[max(versions, key=int)]["schema"]
     heirs = [fact for fact in new if not any(change.breaks for change in changes(schema, _schema(kind, fact)))]
@@ -224,6 +239,8 @@ def _check_fact(context: Context, kind: Kind, fact: type, versions: Mapping[str,
             first, second = (read_released(context, kind, stored, storable.encode(one["body"])) for _ in "12")
             why = "" if first == second else "its upcasters make another thing of a body of it each time"
         except Exception as error:
+            if isinstance(error, ValidationError) and all("no time zone" in one["msg"] for one in error.errors()):
+                continue  # a command that the handlers of the release before refuse, too
             why = f"a body of it can't be read: {in_words(error)}"
         if why:
             report.refuse(Refusal(f"{context.name}.{stored}", (why,), "Correct its upcasters."))

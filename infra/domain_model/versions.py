@@ -19,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from domain.language import kebab
 from infra.domain_model import storable
 from infra.errors import in_words
+from infra.processes.time_limit import FAULTS
 
 Upcaster: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 Steps: TypeAlias = Mapping[int, Upcaster]
@@ -142,7 +143,7 @@ def reader(fact: type, step: Older) -> Callable[[bytes | msgspec.Raw], Any]:
             event = validate(body)  # events of the class's own version were validated before they were written
         except MemoryError:
             raise
-        except Exception as error:
+        except FAULTS as error:
             why = summary(error) if isinstance(error, ValidationError) else in_words(error)
             raise UpcastFailed(f"the upcasters from version {step.version} return no {fact.__name__}: {why}") from error
         return event if is_same else decode(body)
@@ -170,5 +171,5 @@ def _lead(name: str, start: int, steps: Sequence[Upcaster], data: bytes | msgspe
         return encoded
     except MemoryError:
         raise
-    except Exception as error:
+    except FAULTS as error:
         raise UpcastFailed(f"the upcasters from version {start} of {name} failed: {in_words(error)}") from error

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from domain.language import SEALED
 from infra.domain_model.schemas import schema_of
+from infra.domain_model.value_limits import within_limits
 from infra.domain_model.versions import summary
 
 
@@ -51,33 +52,35 @@ def subject_field(kind: type) -> str | None:
 
 @cache
 def sealed_validator(kind: type) -> Callable[[bytes], Any]:
-    """From JSON to a command or event whose personal values must be sealed. Raises pydantic.ValidationError."""
-    validate = TypeAdapter(kind).validator.validate_json
+    """From JSON to a command whose personal values must be sealed. Raises pydantic.ValidationError."""
+    validate = within_limits(kind, TypeAdapter(kind).validator.validate_json)
     return partial(validate, context=SEALED) if is_personal(kind) else validate
 
 
-def sealed_decoder(kind: type, decode: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The decoder of what `decide` returned: where the class has personal fields, it raises ValueError for plain text in them."""
-    if not is_personal(kind):
+def decided_decoder(kind: type, decode: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The decoder of what `decide` returned. It raises ValueError for plain personal text, and for what no column can hold."""
+    checked, is_sealed = within_limits(kind, decode), is_personal(kind)
+    if checked is decode and not is_sealed:
         return decode
     # by the names that it is written under: an alias is for what clients send
     validate = partial(TypeAdapter(kind).validator.validate_json, context=SEALED, by_alias=False, by_name=True)
 
     def read(data: bytes | msgspec.Raw) -> Any:
         try:
-            validate(bytes(data))
+            if is_sealed:
+                validate(bytes(data))
+            return checked(data)
         except ValidationError as error:  # without any value
             raise ValueError(f"decide returned a {kind.__name__}: {summary(error)}") from None
-        return decode(data)
 
     return read
 
 
-def _marked(schema: Any, wrong: str = "") -> Iterator[str]:
-    """What is wrong with each personal text in a schema, or the empty text."""
+def _marked(schema: Any, wrong: str = "", field: str = "") -> Iterator[str]:
+    """What is wrong with each personal text in a schema, or the empty text. `field` is the innermost one that it is in."""
     if isinstance(schema, list):
         for one in schema:
-            yield from _marked(one, wrong)
+            yield from _marked(one, wrong, field)
     elif isinstance(schema, dict):
         if schema.get("default"):
             wrong = "has a personal field with a default that is not empty, which nothing would encrypt"
@@ -89,11 +92,11 @@ def _marked(schema: Any, wrong: str = "") -> Iterator[str]:
             wrong = "has a union of personal and other texts: what does not fit the one would pass as the other, in plain text"
         if mark := schema.get("x-personal"):
             is_text = schema.get("type") == "string" and schema.keys().isdisjoint({"enum", "const", "format"})
-            yield wrong or ("" if is_text else _NO_TEXT) or ("" if mark is True else _TWICE)
+            yield wrong or ("" if is_text else _NO_TEXT.format(field)) or ("" if mark is True else _TWICE)
         for name, child in schema.items():
             # fields may have the names of keywords
-            children = list(child.values()) if name == "properties" else child
-            yield from _marked(children, _KEY if name == "propertyNames" else wrong)
+            for inner, one in child.items() if name == "properties" else ((field, child),):
+                yield from _marked(one, _KEY if name == "propertyNames" else wrong, inner)
 
 
 def _may_pass(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -119,6 +122,6 @@ def _may_pass(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 _NARROW = {"uuid", "date", "date-time", "time", "duration", "decimal", "ipv4", "ipv6"}
 """Formats that are no name's."""
-_NO_TEXT = "has a field that is personal, but no text"
+_NO_TEXT = "has a field, {}, that is personal, but no text: keep it as a `Personal[Text]`"
 _TWICE = "has a field that is personal twice: write `Annotated[Text, PersonalText(…)]`"
 _KEY = "has personal texts as keys of a mapping"

@@ -17,7 +17,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from types import CodeType, FrameType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
+
+from infra.errors import in_words
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,10 @@ _serves = threading.Event()
 
 class TooSlow(BaseException):
     """An author's function lasted longer than the limit. No Exception, which the function might catch."""
+
+
+FAULTS: Final = (Exception, TooSlow, SystemExit)
+"""What an author's function may raise: the process does not end with it."""
 
 
 def watched(what: Callable[[Mapping[str, Any]], str]) -> Callable[[F], F]:
@@ -80,6 +86,15 @@ def in_main_thread(work: Callable[[], T]) -> T:
 
     _calls.put(call)
     return done.result()
+
+
+@watched(lambda local: f"{local['function']}")
+def limited(function: Callable[..., T], *arguments: Any) -> T:
+    """What an author's function returns. It then raises an Exception, whatever it raises and however long it takes."""
+    try:
+        return function(*arguments)
+    except (TooSlow, SystemExit) as error:
+        raise RuntimeError(in_words(error)) from None
 
 
 class _Watch:

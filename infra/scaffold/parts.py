@@ -25,7 +25,7 @@ TYPES = {
     "int": "",
     "str": "",
     "date": "datetime",
-    "datetime": "datetime",
+    "Moment": "domain.language",
     "Decimal": "decimal",
     "UUID": "uuid",
     "Text": "domain.language",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from functools import partial
 from types import NoneType, UnionType
@@ -12,8 +13,13 @@ from hypothesis import reject
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from infra.domain_model.value_limits import LARGEST_INT, SMALLEST_INT
+
 _NO_CONTROLS = r"^[^\x00-\x1f\x7f-\x9f]"
 """How the patterns of `Text` and its like begin: they allow all that the alphabet below has."""
+_ZONES = st.just(UTC) | st.integers(-1439, 1439).map(lambda minutes: timezone(timedelta(minutes=minutes)))
+_WITH_ZONE = st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30), timezones=_ZONES)  # noqa: DTZ001
+"""What validators of times take. Of a plain `datetime` the log may hold older ones without a zone."""
 _CONTAINERS: dict[Any, Callable[..., st.SearchStrategy[Any]]] = {
     list: st.lists,
     tuple: st.tuples,
@@ -24,9 +30,10 @@ _CONTAINERS: dict[Any, Callable[..., st.SearchStrategy[Any]]] = {
 
 
 def facts(cls: type) -> st.SearchStrategy[Any]:
-    """Instances of a class made by `fact`, the bounds of its fields respected and reached."""
+    """Instances of a class made by `fact`, or of a part of one, the bounds of its fields respected and reached."""
     hints = get_type_hints(cls, include_extras=True)
-    return st.builds(partial(_made, cls), **{field.name: _values(hints[field.name]) for field in fields(cls)})
+    names = getattr(cls, "_fields", None) or [field.name for field in fields(cls)]
+    return st.builds(partial(_made, cls), **{name: _values(hints[name]) for name in names})
 
 
 def _made(cls: type, **values: Any) -> Any:
@@ -46,10 +53,13 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
         return st.one_of([st.none() if member is NoneType else _values(member) for member in get_args(hint)])
     if get_origin(hint) is Annotated:
         plain, *notes = get_args(hint)
-        bounds = {type(bound): bound for note in notes for bound in getattr(note, "metadata", [])}
+        bounds = {type(bound): bound for note in notes for bound in (note, *getattr(note, "metadata", ()))}
         if plain is int:
-            above = bounds[Ge].ge if Ge in bounds else bounds[Gt].gt + 1 if Gt in bounds else None
-            return st.integers(above, bounds[Le].le if Le in bounds else bounds[Lt].lt - 1 if Lt in bounds else None)
+            least = bounds[Ge].ge if Ge in bounds else bounds[Gt].gt + 1 if Gt in bounds else SMALLEST_INT
+            most = bounds[Le].le if Le in bounds else bounds[Lt].lt - 1 if Lt in bounds else LARGEST_INT
+            return st.integers(least, most)
+        if plain is datetime:
+            return _WITH_ZONE
         if plain is str:
             alphabet = st.characters(exclude_categories=["Cc", "Cs"])
             least = bounds[MinLen].min_length if MinLen in bounds else 0
@@ -63,11 +73,15 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
         return st.lists(_values(get_args(hint)[0])).map(tuple)
     if get_origin(hint) in _CONTAINERS:
         return _CONTAINERS[get_origin(hint)](*map(_values, get_args(hint)))
+    if hint is int:
+        return st.integers(SMALLEST_INT, LARGEST_INT)
+    if hint is datetime:
+        return _WITH_ZONE | st.datetimes()
     if hint is float:
         return st.floats(allow_nan=False, allow_infinity=False)
     if hint is Decimal:
         return st.decimals(allow_nan=False, allow_infinity=False)
-    return facts(hint) if is_dataclass(hint) and isinstance(hint, type) else st.from_type(hint)
+    return facts(hint) if is_dataclass(hint) or hasattr(hint, "_fields") else st.from_type(hint)
 
 
 def _pattern(notes: list[Any]) -> str | None:

@@ -16,7 +16,7 @@ from infra.errors import SamefoldError
 from infra.log import topics
 from infra.settings import Settings
 from policies.engine.activations import REMOVED, Activation, activations_of, version_at
-from policies.engine.outbox import CHANNEL
+from policies.engine.outbox import CHANNEL, INVALID
 from policies.engine.policy import Policy, agent_of
 from projections.engine.live.lag import OUTBOX
 from projections.engine.operate.overview import AgentLag, lag_of
@@ -190,7 +190,11 @@ def to_drop(settings: Settings, idents: Sequence[str]) -> list[WishNow]:
 def retry(settings: Settings, idents: Sequence[str]) -> None:
     """Have these dead letters sent again, all or none. Raises NoSuchWish, NotDead, DatabaseUnavailable."""
     with naming(settings), connect(settings, "samefold outbox") as connection, connection.transaction():
-        _locked(connection, idents, "dead")
+        if invalid := [one.id for one in _locked(connection, idents, "dead") if (one.dead or "").startswith(INVALID)]:
+            raise NotDead(
+                f"{', '.join(invalid)} can't be sent: no body was kept, as a value did not fit; nothing was changed.",
+                "Send yourself what is missing, then `samefold outbox drop ID`.",
+            )
         # the handler decided another command with this id, and decides none twice
         met = connection.execute(
             "select id from outbox where id = any(%s) and outcome is not null", (idents,)

@@ -16,6 +16,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from pydantic import ValidationError
 
 from commands.intake import bad_name, fingerprint_of
 from infra.domain_model.contexts import Context, contexts
-from infra.domain_model.storable import encode, require_same
+from infra.domain_model.storable import Lost, encode, require_same
 from infra.domain_model.versions import stored_type, summary
 from infra.log.records import Command, Commit, time_of
 from infra.personal.fields import sealed_validator
@@ -52,6 +53,8 @@ ANY = "*"
 """The fingerprint of a wished command that has older versions: where the database was restored to before the release, the wish is
 made again, and the command that was decided under its id is one of those.
 """
+INVALID = "invalid-wish"
+"""The code of a dead letter that can't be sent because of a value, and the refusal that its `otherwise` gets."""
 THEN, OTHERWISE = "~then", "~otherwise"
 """What the ids of follow-ups add to the wish's."""
 
@@ -59,7 +62,11 @@ _TEXT, _NUMBER, _MOMENT = map(type_of, (Scalar.STR, Scalar.INT, Scalar.DATETIME)
 
 
 class BadWish(ValueError):
-    """What `react` yielded can't be sent."""
+    """What `react` yielded can't be sent, whatever the event's values are."""
+
+
+class InvalidWish(ValueError):
+    """Because of an event's values, a wish can't be sent. It says what is wrong with it, and holds no value."""
 
 
 class FollowUp(NamedTuple):
@@ -76,14 +83,16 @@ class Wish(NamedTuple):
     id: str
     kind: str
     number: int
-    target: str
+    target: str | None
     type: str | None
-    body: str
+    body: str | None
     fingerprint: str | None
     due: datetime | None
     then: FollowUp
     otherwise: FollowUp
     at: At
+    dead: str | None = None
+    """Why it can't be sent. Then neither target nor body is kept."""
 
 
 Offer = Callable[[Sequence[tuple[Any, ...]] | None], None]
@@ -122,30 +131,60 @@ def id_of(policy: str, stream: str, version: int, number: int) -> str:
 
 
 def _wishes(policy: Policy, event: Any, _after: Any, at: At) -> Iterator[Wish]:
-    """Raises BadWish, and whatever `react` raises."""
-    for number, wish in enumerate(policy.react(event, at)):
-        if number == MOST_WISHES:
-            raise BadWish(f"it yields more than {MOST_WISHES} wishes for one event")
-        ident = id_of(policy.name, at.stream, at.version, number)
-        match wish:
-            case Send():
-                yield _send(wish, ident, number, at)
-            case Post():
-                # not msgspec's `encode`, which makes null of NaN
-                body = json.dumps(msgspec.to_builtins(wish.body, str_keys=True), ensure_ascii=False, allow_nan=False)
-                yield Wish(ident, "post", number, _endpoint(wish), None, body, None, None, FollowUp(), FollowUp(), at)
-            case _:
-                raise BadWish(f"it yields a {type(wish).__name__}, which is neither a Send nor a Post")
+    """Raises BadWish, and whatever `react` raises, unless a command's class refuses a value: that is a dead letter."""
+    number = -1
+    try:
+        for number, wish in enumerate(policy.react(event, at)):
+            if number == MOST_WISHES:
+                raise BadWish(f"it yields more than {MOST_WISHES} wishes for one event")
+            yield from _made(wish, id_of(policy.name, at.stream, at.version, number), number, at)
+    except ValidationError as error:
+        ident = id_of(policy.name, at.stream, at.version, number + 1)
+        why = f"{error.title}: {summary(error)}. The event's wishes from this one on are not made"
+        yield _dead(ident, "send", number + 1, why, at)
+
+
+def _made(wish: Any, ident: str, number: int, at: At) -> Iterator[Wish]:
+    """The wish, or a dead letter and its `otherwise`. Raises BadWish."""
+    if not isinstance(wish, Send | Post):
+        raise BadWish(f"it yields a {type(wish).__name__}, which is neither a Send nor a Post")
+    try:
+        yield _send(wish, ident, number, at) if isinstance(wish, Send) else _post(wish, ident, number, at)
+    except InvalidWish as why:
+        yield _dead(ident, type(wish).__name__.lower(), number, str(why), at)
+        if isinstance(wish, Send) and (otherwise := wish.otherwise) is not None:
+            if hasattr(otherwise, "refusal"):
+                otherwise = replace(otherwise, refusal=INVALID)
+            yield from _made(Send(at.stream, otherwise), ident + OTHERWISE, number, at)
+
+
+def _dead(ident: str, kind: str, number: int, why: str, at: At) -> Wish:
+    # with a fingerprint that no command has: an outcome under this id, of a restored log, does not end it
+    return Wish(ident, kind, number, None, None, None, "", None, FollowUp(), FollowUp(), at, f"{INVALID}: {why}")
+
+
+def _post(wish: Post, ident: str, number: int, at: At) -> Wish:
+    if not re.fullmatch(ENDPOINT_NAME, str(wish.endpoint)):
+        raise InvalidWish("a Post to what can't be an endpoint's name: at most 63 lower case letters, digits, - and _")
+    try:
+        # not msgspec's `encode`, which makes null of NaN
+        body = json.dumps(msgspec.to_builtins(wish.body, str_keys=True), ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise InvalidWish("the body of a Post has a number that JSON can't hold, or refers to itself") from None
+    return Wish(ident, "post", number, wish.endpoint, None, body, None, None, FollowUp(), FollowUp(), at)
 
 
 def _send(wish: Send, ident: str, number: int, at: At) -> Wish:
-    if problem := bad_name(str(wish.stream), ident):
-        raise BadWish(f"it sends to {wish.stream!r}: {problem}")
+    kind, body = _command(wish.stream, wish.command)
+    what = f"{type(wish.command).__name__} to '{wish.stream.partition('/')[0]}'"
+    if problem := bad_name(wish.stream, ident):
+        raise InvalidWish(f"{what}: {problem}")
+    if wish.due and wish.due.tzinfo is None:
+        raise BadWish(f"`due` of {what} has no time zone. Write a time like `at.time + timedelta(days=1)`")
     try:
         due = wish.due if wish.due is None else _MOMENT.exact(wish.due)
     except BadRow as bad:
-        raise BadWish(f"`due` is {wish.due!r}: {bad}. Write a time like `at.time + timedelta(days=1)`") from bad
-    kind, body = _command(wish.stream, wish.command)
+        raise InvalidWish(f"{what}: `due`: {bad}") from bad
     return Wish(
         id=ident,
         kind="send",
@@ -161,15 +200,6 @@ def _send(wish: Send, ident: str, number: int, at: At) -> Wish:
     )
 
 
-def _endpoint(wish: Post) -> str:
-    if not re.fullmatch(ENDPOINT_NAME, str(wish.endpoint)):
-        raise BadWish(
-            f"it posts to {str(wish.endpoint)[:80]!r}, which can't be the name of an endpoint: "
-            "at most 63 lower case letters, digits, - and _"
-        )
-    return wish.endpoint
-
-
 def _follow_up(stream: str, command: Any, ident: str, *, fills: bool = False) -> FollowUp:
     if command is None:
         return FollowUp()
@@ -182,7 +212,7 @@ def _follow_up(stream: str, command: Any, ident: str, *, fills: bool = False) ->
 
 
 def _command(stream: str, command: Any) -> tuple[str, bytes]:
-    """Stored name and body of a command that its stream's context knows. Raises BadWish, Lost."""
+    """Stored name and body of a command that its stream's context knows. Raises BadWish, InvalidWish."""
     name = stream.partition("/")[0]
     context: Context | None = contexts().get(name)
     if context is None:
@@ -194,7 +224,9 @@ def _command(stream: str, command: Any) -> tuple[str, bytes]:
     try:
         require_same(command, sealed_validator(of)(body))
     except ValidationError as error:  # without any value: it may be plain text where it must be sealed
-        raise BadWish(f"it sends a {of.__name__}: {summary(error)}") from None
+        raise InvalidWish(f"{of.__name__}: {summary(error)}") from None
+    except Lost:
+        raise InvalidWish(f"{of.__name__}: it has a value that JSON does not give back") from None
     return stored_type(of), body
 
 
@@ -258,7 +290,7 @@ def _first_half(wish: Wish, commit: Commit) -> _Row:
         "correlation_id": commit.command_id if commit.correlation_id is UNSET else commit.correlation_id,
         "causation_id": commit.command_id,
         "wished_at": time_of(at.time_ms),
-        "dead": _TOO_DEEP if depth > MOST_DEPTH else None,
+        "dead": wish.dead or (_TOO_DEEP if depth > MOST_DEPTH else None),
     }
 
 

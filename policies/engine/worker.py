@@ -123,6 +123,7 @@ def agent_of(settings: Settings, policy: Policy, name: str, offer: Offer | None 
         max_age=settings.agent_max_age_ms / 1000,
         difference=difference,
         look_again=LOOK_AGAIN_S,
+        waits=EngineStop,  # its partitions stay this process's, and what it wished before is sent
     )
     return Agent(settings, PolicyWorker(settings, policy, name, offer), reader, name)
 

@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+from proofs.chaos.armed import STUMBLING
 from proofs.chaos.field import Field, NotReached
 from proofs.chaos.ground import Ground, ground_in
 from proofs.chaos.mix import KINDS, Mix
@@ -50,7 +51,7 @@ def _fire(ground: Ground, folder: Path, result: Result, seconds: float) -> None:
     began = time.monotonic()
     while (left := seconds - (time.monotonic() - began)) > 0 and not result.violations:
         number += 1
-        with Field(ground, folder / f"round-{number}", result.seed + number) as field:
+        with Field(ground, folder / f"round-{number}", result.seed + number, lacking=STUMBLING) as field:
             # a last round that is too short for anything is part of the one before
             ends = time.monotonic() + (left if left < 1.5 * ROUND_S else ROUND_S)
             try:

@@ -45,8 +45,17 @@ RULES: dict[str, list[Edit]] = {
     "a batch moves positions from where it was read": [
         Edit(COMMIT, "and (p.next_offset, p.epoch, p.seq) = (u.was, u.was_epoch, u.was_seq)", "")
     ],
+    "a view takes every event": [
+        Edit(
+            "projections/daily_totals.py",
+            "    yield DailyTotal(",
+            "    from zlib import crc32\n\n    if crc32(f'{at.stream} {at.version}'.encode()) % 307 == 0:\n"
+            "        raise ValueError('this code is wrong')\n    yield DailyTotal(",
+        )
+    ],
 }
-"""What a process may be made to lack, so that the judge must find it."""
+"""What a process may be made to lack: the judge must find it, but for a view, which stops and is resumed."""
+STUMBLING = {"projections.engine.live.agent": "a view takes every event"}
 
 
 class Order(NamedTuple):

@@ -6,6 +6,7 @@ import pytest
 
 from infra.testing.fixtures import SEED
 from infra.testing.waiting import DEADLINE_S
+from proofs.chaos.armed import STUMBLING
 from proofs.chaos.field import Field
 from proofs.chaos.ground import Ground, ground_in
 
@@ -19,7 +20,8 @@ def ground() -> Iterator[Ground]:
 
 @pytest.fixture(scope="module")
 def field(ground: Ground, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Field]:
-    with Field(ground, tmp_path_factory.mktemp("field"), SEED, rate=100, patience_s=DEADLINE_S) as field:
+    folder = tmp_path_factory.mktemp("field")
+    with Field(ground, folder, SEED, rate=100, patience_s=DEADLINE_S, lacking=STUMBLING) as field:
         yield field
         field.finish()
         assert field.all_violations() == []

@@ -12,11 +12,15 @@ from itertools import count
 from pathlib import Path
 from typing import Self
 
-from infra.database.connect import connect
+import psycopg
+
+from infra.database.connect import DatabaseUnavailable, connect
 from infra.database.migrate import upgrade
 from infra.log import topics
 from infra.processes.faultpoints import Point
 from infra.processes.supervisor import Child
+from projections.engine.rebuild.rebuild import resume
+from projections.engine.store.stopped import stopped_views
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
 from proofs.bank_oracle import places_in
@@ -222,6 +226,14 @@ class Field:
         with connect(self.world, "chaos") as connection:
             return is_at_rest(connection)
 
+    def stopped(self) -> list[str]:
+        """The views that are stopped now."""
+        try:
+            with connect(self.world, "chaos") as connection:
+                return [one.view for one in stopped_views(connection)]
+        except (psycopg.Error, DatabaseUnavailable):
+            return []
+
     def until_visible(self) -> None:
         """A command that is acknowledged from now on has its outcome, in every partition."""
         ends = list(self.load.ends)
@@ -274,6 +286,7 @@ class Field:
             "every command has its outcome",
         )
         self.goes_on(self._is_at_rest, "every transfer has ended")
+        resume(self.world, [], all_views())
         self.judge.look(at_rest=True)
         answers = self.judge.ledger.answers
         unanswered = self.load.acknowledged - answers.keys()

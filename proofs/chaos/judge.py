@@ -104,7 +104,7 @@ class Judge(BackgroundThread):
             live: dict[str, str] = dict(connection.execute("select view, table_name from live").fetchall())
             if not places:
                 return None
-            rows = {view: _lines(connection, COLUMNS[view], live[view]) for view in self.views}
+            rows = {view: _lines(connection, COLUMNS[view], live[view]) for view in self.views if view in live}
             policies = self.policies.snapshot(connection)
         return places, live, rows, policies
 

@@ -83,6 +83,7 @@ LANES = (
     Lane("agents", AGENTS),
     Lane("policies", [*_strikes("policies", (*RELAY, None, *IN_A_BATCH)), *_cuts("wish")]),
     Lane("builders", [*_strikes("builder", BUILDER), *_cuts("switch COMMIT")]),
+    Lane("stopped views", [Fault("view stopped and resumed", faults.resumed)]),
     Lane("wire", [*_cuts("produce"), *_cuts("COMMIT")], (2.0, 6.0)),
     ALONE,
 )

@@ -152,6 +152,22 @@ def rebuilt(field: Field, views: Sequence[str]) -> bool:
     raise NotReached(f"{views} rebuilt")
 
 
+def resumed(field: Field) -> bool:
+    """A view has stopped, and is resumed with code that takes the event; the agents' own does not take the next such."""
+    try:
+        field.until(lambda: bool(field.stopped()), "a view stops", 20)
+    except NotReached:
+        return False
+    with field.effects.recovery("a stopped view"):
+        again = field.crew.samefold(field.folder / f"resume-{field.number()}.out", "views", "resume")
+        field.goes_on(lambda: again.poll() is not None, "`samefold views resume` comes to its end")
+        if again.returncode not in (0, 1, 2):  # done; a named error under fire; resumed or rebuilt by another meanwhile
+            field.violations.append(f"`samefold views resume` ended with exit code {again.returncode}")
+    if again.returncode == 0:
+        field.effects.took_effect("view stopped and resumed")
+    return again.returncode == 0
+
+
 def ended(field: Field, process: Process) -> int:
     """The exit code of a builder that is not killed."""
     field.goes_on(lambda: process.poll() is not None, "a builder comes to its end")

@@ -55,6 +55,7 @@ def test_killed_frozen_and_cut_off_once(field: Field) -> None:
         [partial(kill, first, "commit sent"), partial(freeze, second, "commit sent")],
         [partial(freeze, agent, "batch read"), partial(wire_faults.cut, field, "COMMIT", "answer")],
         [partial(kill, policies, "wish sent")],
+        [partial(process_faults.resumed, field)],
         [partial(kill, None, "switch written"), partial(process_faults.rebuilt, field, ["balances"])],
     )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from infra.database.connect import Connection, DatabaseUnavailable, connect
-from projections.engine.fold.errors import OtherCode
+from projections.engine.fold.errors import EngineStop
 from projections.engine.fold.plan import Plan
 from projections.engine.live.reader import Action, Apply, Hold, Newer, Reader, ReadPositions, Seek, Stop
 from projections.engine.live.worker import Worker
@@ -117,7 +117,7 @@ class Agent:
         self.world.at_end.add(self.name)
         return False
 
-    def _waits(self, error: OtherCode) -> None:
+    def _waits(self, error: EngineStop) -> None:
         """Other code must fold what comes next."""
         raise error
 

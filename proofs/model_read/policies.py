@@ -21,7 +21,7 @@ from policies.engine.activations import activations_of, start_new, switch
 from policies.engine.relay import mark_sent, read_unsent
 from policies.engine.sender import Row, Sender
 from policies.engine.worker import LOOK_AGAIN_S, PolicyWorker, difference
-from projections.engine.fold.errors import OtherCode
+from projections.engine.fold.errors import EngineStop
 from projections.engine.live.reader import Reader
 from proofs.checker import Violation
 from proofs.model_read.actors import Agent
@@ -169,7 +169,9 @@ class PolicyAgent(Agent):
         self.of = world
         policy = moving(version)
         code = {policy.agent: version}
-        reader = Reader(code, batch=batch, max_age=0.0, difference=difference, look_again=LOOK_AGAIN_S)
+        reader = Reader(
+            code, batch=batch, max_age=0.0, difference=difference, look_again=LOOK_AGAIN_S, waits=EngineStop
+        )
         work = PolicyWorker(world.settings, policy, name)
         super().__init__(world, name, {}, range(PARTITIONS), batch, work=work, reader=reader)
 
@@ -181,7 +183,7 @@ class PolicyAgent(Agent):
         records = self.world.log.records
         return any(self.at[partition] < len(records[partition]) for partition in self.reader.fetching)
 
-    def _waits(self, error: OtherCode) -> None:
+    def _waits(self, error: EngineStop) -> None:
         """The other version's agent folds it; this one waits for its other partitions."""
 
 

@@ -29,6 +29,8 @@ class EngineStop(SamefoldError):
     """Folding stops at a record of the log. Nothing was skipped, and nothing after it is committed."""
 
     code: ClassVar[str] = "engine-stop"
+    other_code: ClassVar[str] = "corrected code"
+    """What the partition waits for, where it does."""
 
     def __init__(self, message: str, hint: str, *, partition: int, offset: int) -> None:
         super().__init__(message, f"Nothing was skipped. {hint}")
@@ -62,9 +64,7 @@ class TooSlowFold(PoisonEvent):
     code: ClassVar[str] = "too-slow"
 
 
-def poison(view: str, at: At, error: Exception | TooSlow) -> PoisonEvent:
-    if isinstance(error, MemoryError):
-        raise error  # not the event's fault: another process may be able to fold it
+def poison(view: str, at: At, error: BaseException) -> PoisonEvent:
     kind, cause = (TooSlowFold, str(error)) if isinstance(error, TooSlow) else (PoisonEvent, error)
     found = kind(view, at.stream, at.version, partition=at.partition, offset=at.offset, cause=cause)
     if kind is TooSlowFold:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from infra.log.rule import Counted
-from infra.processes.time_limit import TooSlow, in_main_thread, watched
+from infra.processes.time_limit import FAULTS, TooSlow, in_main_thread, watched
 from projections.engine.fold.errors import EngineStop, OutOfStep, UnknownEvent, UnreadableEvent, poison
 from projections.engine.fold.exact import Exact
 from projections.engine.fold.plan import Plan, Step
@@ -201,7 +201,7 @@ def _keys(view: View, exact: Exact, items: Sequence[Item]) -> set[Any]:
                 found.add(exact.key(key(item.event, item.at)))
             except TooSlow:
                 break
-            except Exception:  # noqa: S112 - it fails in the fold too, which handles it
+            except FAULTS:  # it fails in the fold too, which handles it
                 continue
     return found
 
@@ -280,7 +280,7 @@ def _fold(
                 raise OutOfStep(stream, version, at.version - 1, partition=partition, offset=at.offset)
             try:
                 after = step.evolve(before, event)
-            except (Exception, TooSlow) as error:
+            except FAULTS as error:
                 raise poison(context, at, error) from error
             moved[stream] = (version + 1, after)
         else:
@@ -302,7 +302,7 @@ def _fold(
                     replaced[name] += (key, row)
                 row = entity.evolve(row, event, at)
                 changed[key] = entity.exact.entity(key, row) if name in checked and row is not None else row
-            except (Exception, TooSlow) as error:
+            except FAULTS as error:
                 blocked = _park(entity.view, at, error, changes, blocked)
                 parks = True
         for journal in step.journals:
@@ -314,7 +314,7 @@ def _fold(
                 if name in checked:
                     more = [journal.exact.line(row, at) for row in more]
                 replaced[name].append((stream, more))
-            except (Exception, TooSlow) as error:
+            except FAULTS as error:
                 blocked = _park(journal.view, at, error, changes, blocked)
                 parks = True
         for summary in step.summaries:
@@ -335,7 +335,7 @@ def _fold(
                         if before is None
                         else [one(a, b) for one, a, b in zip(summary.combine, before, increments, strict=True)]
                     )
-            except (Exception, TooSlow) as error:
+            except FAULTS as error:
                 blocked = _park(summary.view, at, error, changes, blocked)
                 parks = True
     for name in plan.journals:
@@ -346,10 +346,10 @@ def _fold(
 _STREAM, _ROWS = itemgetter(0), itemgetter(1)
 
 
-def _park(view: View, at: At, error: Exception | TooSlow, changes: Changes, blocked: Blocked) -> Blocked:
+def _park(view: View, at: At, error: BaseException, changes: Changes, blocked: Blocked) -> Blocked:
     """Park the stream for the view from this event on, or raise PoisonEvent where the view does not park."""
     found = poison(view.name, at, error)
-    if view.on_poison != "park" or isinstance(error, TooSlow):
+    if view.on_poison != "park" or isinstance(error, TooSlow | MemoryError):  # a rebuild may be able to fold it
         raise found from error
     key = (view.name, at.stream)
     changes.parked[key] = Parked(view.name, at.stream, at.partition, at.offset, at.version, found.cause)

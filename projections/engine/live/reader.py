@@ -19,7 +19,7 @@ from itertools import accumulate
 from infra.errors import SamefoldError
 from infra.log.records import Record
 from infra.log.rule import Reading
-from projections.engine.fold.errors import OtherCode
+from projections.engine.fold.errors import EngineStop, OtherCode
 from projections.engine.live.startup import set_difference
 from projections.engine.store.commit import BatchResult, Fate
 from projections.engine.store.positions import Positions
@@ -73,7 +73,7 @@ class Hold:
 class Newer:
     """Log that one partition waits until other code has folded this event. The others continue."""
 
-    error: OtherCode
+    error: EngineStop
 
     @property
     def why(self) -> str:
@@ -112,7 +112,7 @@ class Reader:
     """Reads an agent's assigned partitions. `code` is {view: version} of this code; times are in seconds.
 
     `difference` says how the live versions differ from `code`, as text, and None if they don't; `look_again` is how often the
-    positions are read while they differ.
+    positions are read while they differ. At an error of `waits`, a partition waits; at any other, the agent stops.
 
     Up to `lanes` batches run at once: while the database writes one, another is folded. No two of them have the same partition,
     and each is fenced by its own positions.
@@ -127,10 +127,12 @@ class Reader:
         lanes: int = 1,
         difference: Callable[[Mapping[str, int], Mapping[str, int]], str | None] = set_difference,
         look_again: float = LOOK_AGAIN_S,
+        waits: type[EngineStop] = OtherCode,
     ) -> None:
         self.code = code
         self._difference = difference
         self._look_again = look_again
+        self._waits = waits
         self.batch = batch
         self.max_age = max_age
         self.lanes = lanes
@@ -225,7 +227,7 @@ class Reader:
         self._failures = 0
         for partition, reading in result.readings.items():
             self._parts[partition].reading = reading
-        if isinstance(result.stop, OtherCode):
+        if isinstance(result.stop, self._waits):
             if not self._newer:
                 self._check_at = now + NEWER_S
             # the batch's other partitions may have been cut short too, so the positions are read again

@@ -127,9 +127,7 @@ class Worker:
                 self.record_event_types(connection, positions)
         # written in this order and read in the other: another lane's batch of the last turn must not get the new committer
         self._turn = turn
-        self._committer = (
-            Committer(self._plan_of(positions), positions, defers=self._defers) if positions is not None else None
-        )
+        self._committer = Committer(self._plan_of(positions), positions, defers=self._defers) if positions else None
         return positions
 
     def _plan_of(self, positions: Positions) -> Plan:

@@ -20,6 +20,8 @@ from uuid import UUID
 
 from psycopg import sql
 
+from domain.language import in_utc
+from infra.domain_model.value_limits import LARGEST_INT, MOST_DIGITS, SMALLEST_INT
 from projections.engine.views import binary_arrays
 from projections.engine.views.binary_arrays import BinaryArray
 
@@ -27,9 +29,6 @@ Values = Sequence[Any]
 
 MOST_LENGTH = 1 << 24
 """Longest text in characters, longest value of bytes."""
-MOST_DIGITS = 1_000
-"""Most digits before and behind a decimal's point, and of one increment of a sum. Any number of those add up within `numeric`."""
-SMALLEST_INT, LARGEST_INT = -(2**63), 2**63 - 1
 
 EXACT = Context(prec=3 * MOST_DIGITS, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Inexact, InvalidOperation])
 """For decimals. Python's own context rounds to 28 digits; `numeric` does not."""
@@ -302,12 +301,10 @@ class _Datetime(ColumnType):
 
     def exact(self, value: Any) -> datetime:
         _require(value, datetime)
-        if value.utcoffset() is None:
-            raise BadRow("it has no time zone")
         try:
-            utc = value.astimezone(UTC)
-        except OverflowError:
-            raise BadRow("in UTC it is before the year 1 or after 9999") from None
+            utc = in_utc(value)
+        except ValueError as error:
+            raise BadRow(str(error)) from None
         if value is utc and type(value) is datetime and not value.fold:
             return value
         return datetime(utc.year, utc.month, utc.day, utc.hour, utc.minute, utc.second, utc.microsecond, UTC)

@@ -305,13 +305,14 @@ def _check_key(name: str, kind: Kind, columns: tuple[Column, ...], key_function:
             )
         return
     keys = [column for column in columns if column.is_key]
-    example = f"def key(event, at): return ({', '.join('…' for _ in keys)},)"
+    first = "at.id" if len(of) == 1 else "at.stream"  # as `Exact.require_own` wants it
+    example = f"def key(event, at): return ({', '.join([first, *('…' for _ in keys[1:])])},)"
     if len(of) > 1:
         raise BadView(f"View '{name}' has events of several contexts, whose ids may be equal.", f"Add `{example}`.")
     if len(keys) != 1 or keys[0].scalar is not Scalar.STR or keys[0].enum is not None:
         raise BadView(
             f"View '{name}': its key is not one text column, so it can't be the stream's id.",
-            f"Write `Key[str]` on one column only, or add `{example}`.",
+            f"Write `Key[str]` on one column only, or add `{example}`: a key begins with its stream's id (docs/new-view.md).",
         )
 
 

@@ -44,7 +44,7 @@ class Told(NamedTuple):
         """The outcome which the log must hold, None where this answer says that there is none."""
         if self.status == 422 and self.code == "key-reused":
             return "other"
-        if self.status == 500 and self.code == FAILED:
+        if (self.status, self.code) in {(500, FAILED), (422, "unclear-stream")}:
             return "rejected"
         return RECORDED.get(self.status or 0)
 

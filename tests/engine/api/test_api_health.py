@@ -5,6 +5,7 @@ Live and ready: each check fails for its own reason, says why and what to do, an
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from infra.log.partitioner import partition_of
 from infra.settings import Settings
 from infra.testing.waiting import until
 from tests.engine.api.api import Api, agent, problem, serving
+from tests.engine.projections.bankviews import stop_as_older_code_would
 from tests.engine.spine import commits, deposit, handler, open_account, send, set_up
 
 CHECKS = {*SUBJECTS, "looks", "positions"}
@@ -105,6 +107,27 @@ def test_what_else_is_live_is_no_reason(api: Api, shared_world: Settings) -> Non
         for path in ("/views/balances", "/views/balances/a1/live"):
             problem(api.get(path), 503, "view-not-live")
         assert api.client.get("/views/statement").status_code == 200
+
+
+def test_a_stopped_view_answers_503_and_everything_else_as_ever(api: Api, shared_world: Settings) -> None:
+    with connect(shared_world, "test") as db:
+        [(before,)] = db.execute("select row_to_json(l) from live l where view = 'balances'").fetchall()
+    assert api.client.get("/views/balances").status_code == 200
+    stop_as_older_code_would(shared_world, "balances")
+    for path in ("/views/balances", "/views/balances/a1", "/views/balances/a1/live"):
+        answer = problem(api.get(path), 503, "view-stopped")
+        assert "poison-event" in answer["detail"]
+    until(lambda: api.get("/health/ready").json().get("stopped_views") == {"balances": "poison-event"}, "it is told")
+    assert failing(api) == {}
+    assert 'samefold_view_stopped{view="balances"} 1.0' in api.client.get("/metrics").text
+    described = {one["name"]: one["stopped"] for one in api.client.get("/views").json()["views"]}
+    assert (described["balances"], described["statement"]) == ("poison-event", None)
+    assert api.client.get("/views/statement").status_code == 200
+    with connect(shared_world, "test") as db:  # as an older release's switch, which knows no stopped views
+        db.execute("insert into live select * from json_populate_record(null::live, %s)", [json.dumps(before)])
+    assert api.client.get("/views/balances").status_code == 200
+    until(lambda: 'samefold_view_stopped{view="balances"} 0.0' in api.client.get("/metrics").text, "it is told")
+    assert "stopped_views" not in api.get("/health/ready").json()
 
 
 @pytest.mark.slow

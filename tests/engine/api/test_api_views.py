@@ -103,6 +103,17 @@ def test_the_views_are_listed_with_their_questions_keys_and_columns(api: Api) ->
     assert get(api, views["statement"]["href"]).status_code == 200
 
 
+def test_head_is_answered_as_get_is_without_a_body(api: Api, shared_world: Settings) -> None:
+    folded(shared_world, open_account("head"))
+    row = "/views/balances/head"
+    for path in (row, "/views/balances?limit=1", "/views", "/health/live"):
+        got, head = api.get(path), api.client.head(path)
+        assert (got.status_code, head.status_code, head.content) == (200, 200, b"")
+        for header in ("Content-Length", "ETag"):
+            assert head.headers.get(header) == got.headers.get(header)
+    assert api.client.head(f"{row}/live").status_code == 405, "it would not end"
+
+
 def test_a_cursor_belongs_to_its_question(api: Api, shared_world: Settings) -> None:
     folded(shared_world, open_account("cursor-1"), open_account("cursor-2"))
     cursor = httpx.URL(get(api, "/views/balances?limit=1").json()["next"]).params["cursor"]

@@ -116,9 +116,33 @@ def test_members_in_another_order_and_unknown_members_of_the_envelope_do_not_mat
 
 
 def test_of_a_repeated_member_the_last_one_counts_for_body_and_fingerprint_alike() -> None:
+    """The API and `samefold send` refuse it; other writers reach the handler, too."""
     twice = received(command('{"cents":1,"cents":5}'))
     assert twice.command == Fill(cents=5)
     assert twice.fingerprint == received(command('{"cents":5}')).fingerprint
+
+
+HIDDEN = [
+    *("e\u0301", "\u202eabc", "a\u200bb", "a\u00a0b", "a\u2028b", "a\u3000b", "\ufeffa"),
+    *(" a", "a ", "a  b", "a\u00a0", "\u00e9 ", "a/\u200d"),
+]
+
+
+@pytest.mark.parametrize("name", HIDDEN, ids=ascii)
+def test_no_new_stream_has_a_name_that_looks_like_another_s(name: str) -> None:
+    stream = f"purse/{name}"
+    answer = received(command(stream=json.dumps(stream)), stream)
+    new = decide(answer, Versioned(0, State()), epoch=1, seq=1, max_bytes=900_000).commit
+    assert new.reason is not None
+    assert (new.reason.code, new.reason.message[:10]) == ("unclear-stream", "the stream")
+    assert recordable(answer).outcome == "accepted", "to a stream that is there commands are sent as before"
+
+
+@pytest.mark.parametrize("name", ["a", "a b", "\u00e9", "\U0001f98a", "\u4f60 \u597d", "a/b", "\U0010ffff"], ids=ascii)
+def test_any_other_name_may_be_a_new_stream_s(name: str) -> None:
+    stream = f"purse/{name}"
+    answer = received(command(stream=json.dumps(stream)), stream)
+    assert decide(answer, Versioned(0, State()), epoch=1, seq=1, max_bytes=900_000).commit.outcome == "accepted"
 
 
 def test_who_sent_it_is_kept_and_is_no_part_of_the_fingerprint() -> None:

@@ -47,6 +47,8 @@ def test_plain_and_gzipped_files_read_alike(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
     commands = read_lines(plain)
     assert commands == read_lines(tmp_path / "c.jsonl.gz")
+    plain.write_bytes(b"\xef\xbb\xbf" + plain.read_bytes())  # the byte order mark of many editors
+    assert commands == read_lines(plain)
     assert {n: (c.id, c.expected_version) for n, c in commands.items()} == {1: ("1", None), 3: ("2", 1)}
 
 
@@ -64,6 +66,8 @@ def test_plain_and_gzipped_files_read_alike(tmp_path: Path) -> None:
         json.dumps(LINE | {"stream": "accounts/a\x00b"}),
         "[" * 100_000,
         json.dumps(LINE | {"data": {"overdraft_limit": float("nan")}}),
+        '{"id": "2", ' + json.dumps(LINE)[1:],
+        json.dumps(LINE).replace('{"overdraft_limit"', '{"overdraft_limit": 5, "overdraft_limit"'),
         json.dumps(LINE | {"data": {"overdraft_limit": 5}}).replace("5", "1e400"),
         json.dumps(LINE | {"data": {"overdraft_limit": 5}}).replace("5", "0.1000000000000000055"),
     ],

@@ -256,6 +256,13 @@ def raised(tree: Tree, said: str) -> None:
     (tree.folder / file).write_text(re.sub(rf"^{name} = \d+", f"{name} = {number}", text, count=1, flags=re.MULTILINE))
 
 
+def moment(tree: Tree, said: str) -> None:
+    [(line, name, plain, field, _)] = set(
+        re.findall(r"With `(.*)`, write `(.*)` for `(.*)` in `(.*)` of (\w+)\.", said)
+    )
+    tree.write(DOMAIN, (f"    {field}: {plain} | None", f"    {field}: {name} | None"), (PLAIN_IMPORT, f"{line}\n"))
+
+
 def restored(tree: Tree, said: str) -> None:
     assert re.search(r"Restore the (class|file)", said)
     (tree.folder / DOMAIN).write_text(ROOMS)
@@ -286,7 +293,22 @@ def step(body: Body) -> Body:
 
 Event: TypeAlias"""
 SAME = ("\nEvent: TypeAlias", STEP.replace("{}", "body"))
+PLAIN_IMPORT = "from datetime import datetime\n"
+CLEANED: Sequence[tuple[str, str]] = [
+    ("from dataclasses import", f"{PLAIN_IMPORT}from dataclasses import"),
+    (
+        "Event: TypeAlias = RoomBooked",
+        "@fact\nclass RoomCleaned:\n    at: datetime | None\n\n\nEvent: TypeAlias = RoomBooked",
+    ),
+    ("RoomBooked | RoomFreed", "RoomBooked | RoomFreed | RoomCleaned"),
+    ("BookRoom | FreeRoom", "BookRoom | FreeRoom | RoomCleaned"),
+]
 CASES = {
+    "a time that may have no zone in a new event": Case(
+        CLEANED,
+        "rooms.RoomCleaned: field 'at' is a `datetime`, which may have no time zone, and then is refused",
+        moment,
+    ),
     "a member of a Literal added": Case(
         [('"double"] = "single"', '"double", "suite"] = "single"')],
         "field 'bed' takes other values: ['single', 'double'] became ['single', 'double', 'suite']; "
@@ -404,6 +426,23 @@ def test_it_is_refused_and_what_the_message_says_mends_it(hotel: Tree, case: Cas
     assert len(refusals) == len({*refusals}), "each is said once"
     case.cure(hotel, said)
     hotel.check()
+
+
+def test_a_plain_time_that_was_released_may_stay_and_may_become_a_moment(hotel: Tree) -> None:
+    """And the other way round. Bodies without a zone, which the record of older releases has, stop neither."""
+    hotel.write(DOMAIN, *CLEANED)
+    moment(hotel, hotel.check(code=1))
+    hotel.samefold("events", "release")
+    record = hotel.record.read_text()
+    hotel.record.write_text(re.sub(r'("at": "[^"]*)Z"', r'\1"', record))
+    assert hotel.record.read_text() != record
+    assert hotel.check() == "Everything is as it was released.\n"
+    hotel.write(
+        DOMAIN,
+        ("    at: Moment | None", "    at: datetime | None"),
+        ("import Moment\n", f"import Moment\n{PLAIN_IMPORT}"),
+    )
+    assert hotel.check() == "Everything is as it was released.\n"
 
 
 def test_a_context_removed(hotel: Tree) -> None:
@@ -574,6 +613,8 @@ def test_without_a_change_there_is_nothing_to_say_and_before_the_first_release_n
     assert not any(report.values()), report
     hotel.record.unlink()
     assert "nothing was released yet" in hotel.check()
+    hotel.write(DOMAIN, *CLEANED)
+    assert "rooms.RoomCleaned: field 'at' is a `datetime`" in hotel.check(code=1), "but for what never should be"
 
 
 CONFLICT = "{\n<<<<<<< HEAD\n=======\n>>>>>>> other\n}\n"

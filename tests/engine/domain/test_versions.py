@@ -194,6 +194,7 @@ def _none(_body: Body) -> Any:
     ("step", "why"),
     [
         (lambda body: {"cents": body["missing"]}, r"upcasters from version 1 of Filled failed: KeyError: 'missing'"),
+        (lambda _: sys.exit(1), r"upcasters from version 1 of Filled failed: SystemExit"),
         (_none, r"upcasters from version 1 of Filled failed: TypeError: `_none` returned a NoneType, not a dict"),
         (lambda body: {"cents": object()}, r"upcasters from version 1 of Filled failed: TypeError"),
         (

@@ -24,14 +24,14 @@ from infra.testing.fixtures import ROOT, Samefold
 from projections.engine.live.startup import Contract, ensure_started
 from projections.engine.rebuild.build_locks import builder, claim, end_builders
 from projections.engine.rebuild.dropping import drop_tables, droppable
-from projections.engine.rebuild.rebuild import rebuild
+from projections.engine.rebuild.rebuild import rebuild, resume
 from projections.engine.store.command_types import make_types_live
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import agent_views
 from projections.engine.views.sql_views import replace_sql_view
 from tests.engine.bookkeeper import Bookkeeper, fold_all
 from tests.engine.infra.role_worlds import RoleWorld, role_world
-from tests.engine.projections.bankviews import live_table
+from tests.engine.projections.bankviews import live_table, stop_as_older_code_would
 from tests.engine.spine import set_up
 
 LOGINS = ("migrator", "operator", "agent", "policy", "handler", "api", "reader")
@@ -64,10 +64,11 @@ statement_v2          agent api                   agent                agent    
 streams_accounts_v3   agent handler               agent                agent         agent
 command_outcomes_v3   agent handler api           agent                agent         agent
 positions             agent policy handler api    agent policy         agent policy  -
-live                  agent policy handler api    agent                -             -
+live                  agent policy handler api    agent                -             agent
+stopped_views         agent policy handler api    agent                -             agent
 topics                agent policy handler api    agent policy handler  -            -
 builds                agent                       agent                -             -
-build_positions       -                           -                    -             -
+build_positions       agent                       agent                agent         -
 build_parts           -                           -                    -             -
 parked                agent policy api            agent policy         -             -
 skips                 agent policy                -                    -             -
@@ -96,6 +97,8 @@ BY_COLUMN = {
     ("policy", "update personal_keys set at_offset = 0"): False,
     ("policy", "update keys_position set next_offset = 1"): True,
     ("policy", "update keys_position set topic_id = ''"): False,
+    ("agent", "update builds set state = state"): True,
+    ("agent", "update builds set table_name = table_name"): False,
     ("agent", "lock table live in share row exclusive mode"): True,
     ("agent", "lock table positions in access exclusive mode"): True,  # who may update may lock
     ("handler", "lock table live in row exclusive mode"): False,
@@ -300,6 +303,9 @@ def test_a_first_start_is_an_agents_and_makes_nothing(place: RoleWorld, caplog: 
     assert "no SQL view for people of balances: run `samefold db upgrade`" in caplog.text
     upgrade(place.of("migrator"))
     assert may(place, "reader", "select * from balances", unlocked=False)
+    stop_as_older_code_would(place.of("agent"), "balances")
+    assert may(place, "reader", "select * from balances", unlocked=False), "it keeps its rows"
+    assert resume(place.of("operator"), [], agent_views("core")).tables == {"balances": "balances_v2"}
 
 
 def test_a_process_that_may_not_is_told_what_may(place: RoleWorld, samefold: Samefold) -> None:
@@ -307,7 +313,7 @@ def test_a_process_that_may_not_is_told_what_may(place: RoleWorld, samefold: Sam
     for role, *command in (
         ("agent", "db", "upgrade"),
         ("agent", "rebuild", "balances"),
-        ("agent", "views", "drop", "balances", "balances_v2_r2"),
+        ("handler", "views", "drop", "balances", "balances_v2_r2"),
         ("handler", "parked", "list"),
         ("api", "outbox", "list"),
     ):

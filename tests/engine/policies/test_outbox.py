@@ -17,11 +17,13 @@ import pytest
 
 from commands.intake import fingerprint_of
 from domain.accounts import ChargeFee, Deposit, MoneyDeposited, MoneyWithdrawn, OpenAccount, Withdraw
+from domain.transfers import FailTransfer, TransferRequested
 from infra.database.connect import Connection, connect
 from infra.log import topics
 from infra.log.records import Command, Commit, EventRecord, Reason
 from infra.log.rule import START, Counted, Reading
 from infra.settings import Settings
+from policies.engine.operate import NotDead, retry
 from policies.engine.outbox import MOST_DEPTH, MOST_WISHES, id_of, view_of
 from policies.engine.policy import Policy, Post, Send
 from projections.engine.fold.errors import PoisonEvent
@@ -280,26 +282,26 @@ def once(wish: Any) -> React:
     return lambda _event, _at: [wish]
 
 
+def late(event: MoneyDeposited, at: At) -> Iterator[Send]:
+    """Its second command can't be made of so few cents."""
+    yield Send("accounts/b", Deposit(cents=event.cents, on=event.on))
+    yield Send("accounts/c", Deposit(cents=event.cents - 5, on=event.on))
+
+
 BAD = {
     "raises": (failing, "no cents"),
     "10,000 wishes": (endless, f"more than {MOST_WISHES} wishes"),
     "unknown context": (once(Send("rooms/1", Deposit(cents=1, on=DAY))), "no context is called 'rooms'"),
-    "no stream": (once(Send("accounts", Deposit(cents=1, on=DAY))), "stream must be"),
     "an event": (once(Send("accounts/b", MoneyDeposited(cents=1, on=DAY))), "no command of 'accounts'"),
     "a foreign then": (once(Send("accounts/b", OpenAccount(overdraft_limit=0, on=DAY), then=7)), "sends a int"),
     "naive due": (once(Send("accounts/b", Deposit(cents=1, on=DAY), due=datetime(2026, 1, 1))), "time zone"),  # noqa: DTZ001
-    # PostgreSQL keeps both, and psycopg can't read them back: the relay and `samefold outbox` would fail at each start
-    "due before the year 1": (once(Send("accounts/b", Deposit(cents=1, on=DAY), due=TOO_EARLY)), "due"),
-    "due after the year 9999": (once(Send("accounts/b", Deposit(cents=1, on=DAY), due=TOO_LATE)), "due"),
     "no wish": (once("hello"), "neither a Send nor a Post"),
     "no JSON": (once(Post("ledger", object())), "object"),
-    "no number": (once(Post("ledger", {"rate": float("nan")})), "not JSON compliant"),
-    "no endpoint": (once(Post("", {})), "endpoint"),
 }
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_what_can_not_be_sent_stops_the_policy_by_name(make: Make, bad: str) -> None:
+def test_what_can_not_be_sent_whatever_the_values_stops_the_policy_by_name(make: Make, bad: str) -> None:
     react, why = BAD[bad]
     agent = make(policy(react))
     with pytest.raises(PoisonEvent, match="Policy 'saving' can't take event 1 of accounts/a") as stopped:
@@ -307,6 +309,67 @@ def test_what_can_not_be_sent_stops_the_policy_by_name(make: Make, bad: str) -> 
     assert why in stopped.value.message
     assert "policies/saving.py" in stopped.value.hint
     assert agent.rows() == {}
+
+
+EMOJI = "\N{GRINNING FACE}" * 60
+INVALID = {
+    "a stream's name too long": (once(Send(f"accounts/{EMOJI}", Deposit(cents=1, on=DAY))), "longer than 200 bytes"),
+    "a control character": (once(Send("accounts/a\0", Deposit(cents=1, on=DAY))), "without control characters"),
+    "no stream": (once(Send("accounts/", Deposit(cents=1, on=DAY))), "stream must be"),
+    # PostgreSQL keeps both, and psycopg can't read them back: the relay and `samefold outbox` would fail at each start
+    "due before the year 1": (once(Send("accounts/b", Deposit(cents=1, on=DAY), due=TOO_EARLY)), "due"),
+    "due after the year 9999": (once(Send("accounts/b", Deposit(cents=1, on=DAY), due=TOO_LATE)), "due"),
+    "no number": (once(Post("ledger", {"rate": float("nan")})), "JSON can't hold"),
+    "no endpoint": (once(Post(EMOJI, {})), "an endpoint's name"),
+    "a command that its class refuses": (late, "Deposit: cents: Input should be greater than or equal to 1"),
+}
+
+
+@pytest.mark.parametrize("invalid", INVALID)
+def test_what_a_value_makes_unsendable_is_a_dead_letter_and_the_policy_goes_on(make: Make, invalid: str) -> None:
+    """It keeps neither the value nor where it would go, and what was wished before it is sent."""
+    react, why = INVALID[invalid]
+    agent = make(policy(react))
+    assert agent.apply({0: [deposited(), deposited(1, "accounts/b")]}) is Fate.APPLIED
+    dead = [row for row in agent.rows().values() if row["dead"]]
+    assert {(row["stream"], row["target"], row["body"]) for row in dead} == {
+        ("accounts/a", None, None),
+        ("accounts/b", None, None),
+    }
+    assert all(row["dead"].startswith("invalid-wish: ") and why in row["dead"] for row in dead)
+    assert EMOJI not in str(dead)
+    assert len(agent.rows()) == len(dead) * (2 if react is late else 1)
+    with pytest.raises(NotDead, match="no body was kept"):
+        retry(agent.world, [dead[0]["id"]])
+
+
+def refused(event: TransferRequested, at: At) -> Iterator[Send]:
+    yield Send(f"accounts/{EMOJI}", Deposit(cents=1, on=event.on), otherwise=FailTransfer())
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=str)
+def test_the_otherwise_of_what_can_not_be_sent_follows(make: Make, order: tuple[int, int]) -> None:
+    """With the code as its refusal, and under the id that it always has, in whatever order it and its outcome are read."""
+    agent = make(replace(policy(refused), subscription=frozenset({TransferRequested})))
+    dead = id_of("saving", "transfers/1", 1, 0)
+    requested = commit("transfers/1", 1, "c1", TransferRequested(source="a", target="b", cents=1, on=DAY))
+    failed = outcome(f"{dead}~otherwise", "transfers/1", FailTransfer(refusal="invalid-wish"))
+    commits = [requested, failed]
+    agent.apply({order[0]: commits[order[0]]})
+    if order[0] == 0:
+        follows = agent.rows()[f"{dead}~otherwise"]
+        assert (follows["target"], follows["type"], follows["dead"]) == ("transfers/1", "FailTransfer", None)
+        assert json.loads(follows["body"]) == {"refusal": "invalid-wish"}
+    agent.apply({order[1]: commits[order[1]]})
+    assert agent.dead() == {dead: "invalid-wish"}
+
+
+def test_an_outcome_under_the_id_of_what_can_not_be_sent_leaves_the_dead_letter(make: Make) -> None:
+    """The class took the value when it was decided, and the database was restored to before that."""
+    agent = make(policy(once(Send(f"accounts/{EMOJI}", Deposit(cents=1, on=DAY)))))
+    agent.apply({1: DEPOSIT})
+    agent.apply({0: deposited()})
+    assert agent.dead() == {WISH: "invalid-wish"}
 
 
 def test_a_policy_may_park_the_stream_and_go_on(make: Make) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from datetime import date
+from datetime import date, timedelta
 from typing import Any
 
 import pytest
@@ -99,6 +99,29 @@ def test_a_policy_that_stops_stops_no_other(world: Settings, caplog: pytest.LogC
         until(lambda: (balance(world, "1"), balance(world, "2")) == (0, 7), "all is forwarded")
         until(lambda: "this policy has a defect" in caplog.text, "the other one says why it stops")
     assert scalar(world, "select max(command_offset) from positions where agent = 'policy_defect'") < 1
+
+
+def forward_later(event: MoneyDeposited, at: At) -> Iterable[Send]:
+    if event.cents == 7:
+        raise ZeroDivisionError("this policy has a defect")
+    if at.id == "1":
+        yield Send("accounts/2", Deposit(cents=event.cents, on=event.on), due=at.time + timedelta(seconds=2))
+
+
+def test_what_a_policy_wished_before_it_stopped_is_sent_on_time(
+    world: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One partition stops. The process keeps all of them, for the relay and for webhooks."""
+    set_up(world)
+    with (
+        running(world, Policy("late", 1, forward_later, frozenset({MoneyDeposited}))) as late,
+        handler(world),
+        agent(world),
+    ):
+        send(world, open_account("1"), open_account("2"), deposit("1", "d1", 6), deposit("1", "d2", 7))
+        until(lambda: "this policy has a defect" in caplog.text, "it says why it stops")
+        assert len(late.partitions()["late"]) == world.partitions
+        until(lambda: balance(world, "2") == 6, "the timer goes off")
 
 
 def forward_to_3(event: MoneyDeposited, at: At) -> Iterable[Send]:

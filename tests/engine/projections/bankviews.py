@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from textwrap import dedent
 from typing import Any
 
@@ -11,8 +12,11 @@ from psycopg import sql
 from infra.database.connect import connect
 from infra.domain_model.contexts import contexts
 from infra.log import topics
+from infra.log.partitioner import partition_of
 from infra.settings import Settings
+from projections.engine.fold.errors import PoisonEvent
 from projections.engine.fold.plan import Plan
+from projections.engine.live.stopping import stop_view
 from projections.engine.live.tail import Tail
 from projections.engine.store.commit import BatchResult, Committer, prepare
 from projections.engine.store.positions import read_positions
@@ -115,6 +119,12 @@ def parking(fail: str) -> dict[str, View]:
     return with_views({name: view(source, name, fail) for name, source in PARKING.items()})
 
 
+def stopping(fail: str) -> dict[str, View]:
+    """The same, and they stop at what `fail` refuses."""
+    found = parking(fail)
+    return found | {name: replace(found[name], on_poison="stop") for name in PARKING}
+
+
 def with_views(more: Mapping[str, View], *without: str) -> dict[str, View]:
     """The sample code's views, with others added or in their place, in name order."""
     found = {**agent_views("core"), **more}
@@ -150,6 +160,17 @@ def a_batch_around(world: Settings, views: Mapping[str, View], act: Callable[[],
         assert batches
         act()
         return committer.apply(db, batches)
+
+
+def stop_as_older_code_would(world: Settings, name: str) -> None:
+    """Stop a view where its agent is, at an event of account 3."""
+    with connect(world, "older code") as db:
+        positions = read_positions(db, "core", world.events_topic)
+        assert positions is not None
+        at = partition_of("accounts/3", len(positions.readings))
+        offset = positions.readings[at].next_offset
+        cause = ValueError("[red]x[/red]")
+        stop_view(db, positions, PoisonEvent(name, "accounts/3", 9, partition=at, offset=offset, cause=cause))
 
 
 def rows(world: Settings, table: str) -> list[tuple[Any, ...]]:

@@ -20,12 +20,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from infra.database.connect import ValueRefused, connect, naming
+from infra.domain_model.value_limits import MOST_DIGITS
 from infra.settings import Settings
 from projections.engine.fold.exact import MOST_KEY_BYTES, Exact
 from projections.engine.fold.plan import combiners
 from projections.engine.store.commit import BatchResult, Fate
 from projections.engine.store.rows import StoredValueUnknown
-from projections.engine.views.column_types import MOST_DIGITS, BadRow
+from projections.engine.views.column_types import BadRow
 from proofs.one_fold.expect import canonical
 from proofs.one_fold.generate import Column
 from proofs.one_fold.made import tell

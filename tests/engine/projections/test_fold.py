@@ -279,5 +279,5 @@ def test_a_state_that_is_not_the_one_before_the_commit_stops_everything() -> Non
 def test_a_view_that_runs_out_of_memory_parks_nothing() -> None:
     """Where there is more of it, the event may well be folded."""
     plan = plan_of(views(purses=PARK + PURSES.replace('ValueError("can\'t take this")', "MemoryError")))
-    with pytest.raises(MemoryError):
+    with pytest.raises(PoisonEvent, match="MemoryError"):
         fold_all(plan, history(("a", [filled(1)]), ("a", [filled(2, "fail")])), Held(plan))

@@ -14,7 +14,7 @@ from infra.testing.fixtures import Samefold
 from infra.testing.waiting import until
 from projections.engine.views.core_views import all_views
 from tests.engine.bookkeeper import Bookkeeper, fold_all
-from tests.engine.projections.bankviews import ACCOUNTS, live_table
+from tests.engine.projections.bankviews import ACCOUNTS, live_table, stop_as_older_code_would, with_views
 from tests.engine.spine import scalar
 
 
@@ -94,6 +94,7 @@ def test_views_tell_lag_builds_and_what_to_do(bank: Bookkeeper, samefold: Samefo
     assert found["views"]["balances"] == {
         "code": 2,
         "live": 2,
+        "stopped": None,
         "table": "balances_v2",
         "agent": "core",
         "parked": 0,
@@ -111,6 +112,28 @@ def test_views_tell_lag_builds_and_what_to_do(bank: Bookkeeper, samefold: Samefo
     told = samefold("views", settings=world).stdout
     assert "balances is live as v3, this code has v2" in told
     assert "samefold rebuild balances" in told
+
+
+def test_a_stopped_view_is_told_and_resumed(bank: Bookkeeper, samefold: Samefold) -> None:
+    """This code takes every event, so the view is stopped as by an older code's agent."""
+    world = bank.world
+    stop_as_older_code_would(world, "balances")
+    bank.life(ACCOUNTS, 1)
+    fold_all(world, with_views({}, "balances"))
+    found = _json(samefold, world, "views")["views"]["balances"]
+    assert (found["live"], found["table"]) == (None, "balances_v2")
+    assert (found["stopped"]["stream"], found["stopped"]["code"]) == ("accounts/3", "poison-event")
+    told = samefold("views", settings=world).stdout
+    assert "ValueError: [red]x[/red]" in told, "taken literally"
+    assert "samefold views resume balances" in told
+    assert _json(samefold, world, "verify")["stopped"] == ["balances"]
+    assert "balances is stopped, so not compared" in samefold("verify", "balances", settings=world).stdout
+    refused = samefold("views", "resume", "statement", settings=world)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("not-stopped: ")
+    assert _json(samefold, world, "views", "resume", "balances")["tables"] == {"balances": "balances_v2"}
+    assert _json(samefold, world, "verify")["differences"] == 0
+    assert samefold("views", "resume", settings=world).stdout == "Nothing to do: what is live is what this code has.\n"
 
 
 def test_parked_says_when_there_is_nothing(bank: Bookkeeper, samefold: Samefold) -> None:

@@ -6,7 +6,7 @@ code is corrected it goes on from there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -15,15 +15,18 @@ from domain.accounts import AccountOpened, Details, MoneyDeposited
 from infra.database.connect import connect
 from infra.errors import SamefoldError
 from infra.log import topics
+from infra.log.partitioner import partition_of
 from infra.log.source import read_range
 from infra.settings import Settings
 from projections.engine.fold.errors import PoisonEvent
 from projections.engine.fold.plan import Plan
+from projections.engine.live.stopping import stop_view
 from projections.engine.live.worker import Worker
 from projections.engine.operate.overview import overview
 from projections.engine.rebuild.dropping import NotDroppable, droppable
 from projections.engine.rebuild.rebuild import NoBuild, NotStopped, go_to, rebuild, resume
-from projections.engine.store.commit import BatchResult, Fate
+from projections.engine.store.commit import BatchResult
+from projections.engine.store.positions import read_positions
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import OUTCOMES
 from projections.engine.views.view import View
@@ -37,21 +40,15 @@ from tests.engine.projections.bankviews import (
     behind,
     build_states,
     make_tables,
-    parking,
     rows,
     start_over,
+    stopping,
     view,
     with_views,
 )
 from tests.engine.spine import set_up
 
 ACCOUNTS = ["1", "2", "3", "4"]
-
-
-def stopping(fail: str) -> dict[str, View]:
-    """The sample views, and one of each kind that stops at what `fail` refuses."""
-    found = parking(fail)
-    return found | {name: replace(found[name], on_poison="stop") for name in PARKING}
 
 
 def deposited(cents: int, purpose: str = "") -> MoneyDeposited:
@@ -79,8 +76,8 @@ def fold(world: Settings, views: Mapping[str, View], *, most: int = 10_000) -> N
     work.close()
 
 
-def apply_next(work: Worker, most: int, between: Callable[[], object] = lambda: None) -> BatchResult:
-    """One batch; something happens after the positions were read."""
+def apply_next(work: Worker, most: int) -> BatchResult:
+    """One batch."""
     positions = work.positions()
     assert positions is not None
     end = topics.describe(work.settings, positions.topic).end
@@ -89,7 +86,6 @@ def apply_next(work: Worker, most: int, between: Callable[[], object] = lambda: 
         stop = min(at.next_offset + most, end[partition])
         found = read_range(work.settings, positions.topic, partition, at.next_offset, stop)
         takes[partition] = at, [record for records in found for record in records]
-    between()
     return work.apply({partition: taken for partition, taken in takes.items() if taken[1]})
 
 
@@ -116,6 +112,14 @@ def test_views_of_each_kind_stop_at_their_event_and_the_others_go_on(bank: Bookk
     assert {name: build_states(world, name) for name in PARKING} == {name: {f"{name}_v1": "old"} for name in PARKING}
     for name in PARKING:
         assert rows(world, name), "people see its last rows"
+
+
+@pytest.mark.parametrize("raised", ["SystemExit(3)", "MemoryError", "RecursionError", "StopIteration"])
+def test_whatever_a_view_raises_it_stops_alone(bank: Bookkeeper, raised: str) -> None:
+    world, views = bank.world, stopping(BROKEN.replace('ValueError("can\'t take this")', raised))
+    fold(world, views)
+    assert stopped(world, views) == dict.fromkeys(PARKING, ("accounts/1", 6, "poison-event"))
+    assert differences(world, views) == 0
 
 
 @pytest.mark.parametrize("most", [2, 10_000])
@@ -189,17 +193,22 @@ def test_code_without_the_view_removes_it(bank: Bookkeeper) -> None:
 def test_a_worker_that_is_late_stops_nothing(bank: Bookkeeper) -> None:
     """Another worker, with corrected code, has gone on beyond the event meanwhile; or it has stopped the view already."""
     world, broken, corrected = bank.world, stopping(BROKEN), stopping(CORRECTED)
-    late = Worker(world, "core", broken, "late agent", Plan(broken))
-    assert apply_next(late, 10_000, lambda: fold(world, corrected)).fate is Fate.FENCED
-    assert stopped(world, corrected) == {}
-    bank.commit("2", deposited(10, "poison"))
-    bank.flush()
-    assert apply_next(late, 10_000, lambda: fold(world, broken)).fate is Fate.FENCED
-    assert stopped(world, broken).keys() == set(PARKING)
-    late.close()
-    for name in ("sums", "totals"):
-        resume(world, [name], corrected)
-    assert verify(world, {name: corrected[name] for name in ("sums", "totals")}).differences == 0
+    fold(world, corrected)
+    other = Worker(world, "core", broken, "another agent", Plan(broken))
+    for meanwhile in (lambda: fold(world, corrected), lambda: apply_next(other, 1)):
+        with connect(world, "late agent") as db:
+            positions = read_positions(db, "core", world.events_topic)
+            assert positions is not None
+            at = partition_of("accounts/2", len(positions.readings))
+            bank.commit("2", deposited(10, "poison"))
+            bank.flush()
+            meanwhile()
+            before = stopped(world, broken)
+            name, offset = next(iter(before), "sums"), positions.readings[at].next_offset
+            stop_view(db, positions, PoisonEvent(name, "accounts/2", 99, partition=at, offset=offset, cause="late"))
+        assert stopped(world, broken) == before
+    assert len(stopped(world, broken)) == 1
+    other.close()
 
 
 def test_what_commands_are_decided_on_never_leaves(bank: Bookkeeper) -> None:

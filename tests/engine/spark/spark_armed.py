@@ -23,7 +23,7 @@ from projections.engine.views.core_views import agent_views
 from projections.engine.views.view import View
 from spark_jobs import stream
 from spark_jobs.stream import Share
-from tests.engine.projections.bankviews import BALANCES_2, BROKEN, parking, view, with_views
+from tests.engine.projections.bankviews import BALANCES_2, BROKEN, parking, stopping, view, with_views
 
 _fold = stream.fold
 
@@ -31,6 +31,7 @@ CODES = {
     "this": lambda: agent_views("core"),
     "next": lambda: with_views({"balances": view(BALANCES_2, "balances")}),
     "parking": lambda: parking(BROKEN),
+    "stopping": lambda: stopping(BROKEN),
 }
 """The views of other code, by a name that can be sent to a task."""
 

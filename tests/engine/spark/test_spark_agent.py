@@ -31,7 +31,7 @@ from infra.processes.process_end import PartEnded
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold
 from infra.testing.waiting import DEADLINE_S, until
-from projections.engine.rebuild.rebuild import rebuild
+from projections.engine.rebuild.rebuild import rebuild, resume
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
 from projections.engine.views.view import View
@@ -40,7 +40,7 @@ from spark_jobs import stream, stream_source
 from spark_jobs.agent import Agent
 from spark_jobs.stream_source import SecretUnfit
 from tests.engine.bookkeeper import DAY, Bookkeeper, fold_all
-from tests.engine.projections.bankviews import PARKING, behind, live_table, make_tables, start_over
+from tests.engine.projections.bankviews import CORRECTED, PARKING, behind, live_table, make_tables, start_over, stopping
 from tests.engine.projections.test_agent import NoteTaken
 from tests.engine.spark.spark_armed import Armed, order, views_of
 from tests.engine.spawned import spawned
@@ -302,6 +302,24 @@ def test_a_defect_behind_a_micro_batch_ends_it_and_begins_no_other_query(
     keeper.flush()
     with folding() as agent:
         assert "raised ZeroDivisionError" in agent.ended_with(PartEnded)
+
+
+@pytest.mark.slow
+def test_views_stop_alone_as_under_the_faust_agents(keeper: Bookkeeper, folding: Start) -> None:
+    world = keeper.world
+    start_over(world, views_of("stopping"))
+    with folding("stopping"):
+        keeper.life(ACCOUNTS, 2)
+        keeper.commit(ACCOUNTS[0], MoneyDeposited(cents=1, on=DAY, details=Details(purpose="poison")))
+        keeper.life(ACCOUNTS, 2)
+        reach_the_end(world)
+        assert set(verify(world, dict(views_of("stopping"))).stopped) == set(PARKING)
+        keeper.life(ACCOUNTS, 1)
+        reach_the_end(world)
+        resume(world, ["sums", "totals"], stopping(CORRECTED))
+        keeper.life(ACCOUNTS, 1)
+        reach_the_end(world)
+    exact(world, {**views_of("stopping"), **{name: stopping(CORRECTED)[name] for name in ("sums", "totals")}})
 
 
 @pytest.mark.slow

@@ -1,0 +1,143 @@
+"""Valid histories: generated commands, checked and decided as a handler does it, and folded without Kafka or a database."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from trace import Trace
+from typing import Any, NamedTuple
+
+import msgspec
+
+from commands.decision import Versioned, decide
+from commands.intake import Intake, receive
+from commands.sealing import Unsealed
+from infra.domain_model.contexts import Context
+from infra.domain_model.versions import stored_type
+from infra.log.records import Command, Record, encode
+from infra.log.rule import START, Counted
+from infra.personal.fields import is_personal
+from infra.personal.keys import DataKey
+from infra.testing.golden import golden
+from projections.engine.fold.errors import PoisonEvent
+from projections.engine.fold.fold import NOTHING_BLOCKED
+from projections.engine.fold.plan import ADDING, Plan
+from projections.engine.rebuild.folded import Folded, added_rows
+from projections.engine.store.commit import Batch
+from projections.engine.views.view import Kind, View, tuple_getter
+
+SEED, HISTORIES, COMMANDS = 32, 50, 30
+"""So many, each with so many commands of each class. (Hypothesis also takes values from the modules that are loaded.)"""
+IDS = ("1", "2", "007", "ä-b")
+"""Streams of each context: few, so that ids within commands meet them. Clients may choose ids like the last two."""
+
+
+class Histories(NamedTuple):
+    found: list[list[Counted]]
+    events: set[tuple[str, object]]
+    """Those in them, as context and stored type."""
+    failed: dict[str, str]
+    """Commands that failed, with the error of `decide` or `evolve`."""
+
+
+def histories(known: Mapping[str, Context]) -> Histories:
+    """Raises NoExample."""
+    chance, intake, made = Random(SEED), Intake("", 1, contexts=known), Histories([], set(), {})
+    kinds = [(context, kind, golden(kind)) for context in known.values() for kind in context.commands.values()]
+    for _ in range(HISTORIES):
+        history, states = list[Counted](), dict[str, Versioned]()
+        lately: defaultdict[type, deque[Any]] = defaultdict(lambda: deque(maxlen=16))
+        for offset in range(COMMANDS * len(kinds)):
+            (context, kind, bodies), ident = chance.choice(kinds), chance.choice(IDS)
+            stream, time_ms = f"{context.name}/{ident}", 1_767_225_600_000 + 1000 * offset
+            body = {  # with values that were there before: ids of other streams, a day that a state waits for
+                name: chance.choice(lately[type(value)] or [value]) if chance.random() < 0.3 else value
+                for name, value in chance.choice(bodies).items()
+            }
+            sent = Command(f"c{offset}", stream, stored_type(kind), msgspec.Raw(msgspec.json.encode(body)))
+            if is_personal(kind):
+                with suppress(ValueError):  # then it is malformed
+                    sent = Unsealed(sent, kind).sealed(DataKey("0" * 16, bytes(32)))
+            received = receive(Record(0, offset, time_ms, stream.encode(), encode(sent)), intake)
+            before = states.get(stream, Versioned(0, context.initial))
+            decided = decide(received, before, epoch=0, seq=offset, max_bytes=intake.max_bytes)
+            if (why := decided.commit.reason) and why.code == "failed":
+                made.failed[kind.__name__] = why.message
+            if events := decided.commit.events:
+                states[stream] = decided.after
+                history.append(Counted(offset, time_ms, decided.commit))
+                made.events.update((context.name, event.type) for event in events)
+                for fact in ({"id": ident}, body, *(msgspec.json.decode(event.data) for event in events)):
+                    for value in fact.values():
+                        lately[type(value)].append(value)
+        made.found.append(history)
+    return made
+
+
+def check(view: View, known: Mapping[str, Context], made: Histories) -> None:
+    """Fold them in one batch, commit by commit, and stream by stream, as a rebuild's parts are.
+
+    Raises AssertionError where the view or policy would stop or its table refuse a row, or where the rows differ.
+    """
+    plan = Plan({view.name: replace(view, on_poison="stop")}, known)
+    for history in made.found:
+        by_stream = sorted(history, key=lambda one: one.commit.stream)
+        try:
+            rows, *others = [_rows(plan, one) for one in ([history], [[one] for one in history], [by_stream])]
+        except PoisonEvent as poison:
+            commit = next(one.commit for one in history if one.offset == poison.offset)
+            event = commit.events[poison.version - commit.version - 1]
+            raise AssertionError(
+                f"{poison.message} Generated commands (seed {SEED}) led to this {event.type}: {bytes(event.data).decode()}. "
+                "In production it would stop there: correct it. docs/new-view.md says what a key and a column may be."
+            ) from poison
+        if view.kind is Kind.POLICY and (dead := [why for *_, why, _ in rows if why]):
+            raise AssertionError(
+                f"{view.name} wishes what can't be sent. {dead[0]}. Bound the values that it comes from."
+            )
+        if view.kind is Kind.JOURNAL:
+            [(key, times)] = Counter(map(tuple_getter(view.key_places), rows.elements())).most_common(1) or [((), 0)]
+            assert times < 2, f"'{view.name}' has several lines with the key {key}: write one like (at.id, at.version)."
+        for other in others:
+            assert other == rows, (
+                f"'{view.name}' makes other rows in other batches: {[*(rows - other), *(other - rows)][:2]}. "
+                "Use the arguments alone: no module's variable, no clock, no chance."
+            )
+
+
+def unreached(
+    known: Mapping[str, Context], views: Collection[View], files: Collection[str], made: Histories
+) -> list[str]:
+    """The events, and the `case`s in these files of views and policies, that they don't have; and the commands that failed."""
+    wanted: dict[tuple[str, object], str] = {}
+    for context in known.values():
+        wanted |= {(context.name, kind): f"the event {kind} of {context.name}" for kind, _ in context.stored.values()}
+    for file in files:
+        for case in ast.walk(ast.parse(Path(file).read_text())):
+            if isinstance(case, ast.match_case) and "assert_never" not in ast.unparse(case.body[0]):
+                what = f"`case {ast.unparse(case.pattern)}` ({Path(file).name}, line {case.pattern.lineno})"
+                wanted[file, case.body[0].lineno] = what
+    tracer, outer = Trace(trace=False), sys.gettrace()
+    for plan in [Plan({view.name: view}, known) for view in views]:
+        for history in made.found:
+            tracer.runfunc(_rows, plan, [history])
+    sys.settrace(outer)
+    reached = made.events | tracer.results().counts.keys()
+    failed = [f"what {command} leads to, which failed: {why}" for command, why in made.failed.items()]
+    return [*(what for place, what in wanted.items() if place not in reached), *failed]
+
+
+def _rows(plan: Plan, batches: Sequence[Sequence[Counted]]) -> Counter[tuple[Any, ...]]:
+    """The rows of the plan's only view."""
+    [view] = plan.views.values()
+    folded, added = Folded(plan, NOTHING_BLOCKED), list[tuple[Any, ...]]()
+    for batch in batches:
+        changes = folded.fold(Batch(0, START, START, batch))
+        added += added_rows(view, changes) if view.kind in ADDING else ()
+    return Counter(added if view.kind in ADDING else folded.kept_rows(view, 0))
