@@ -123,6 +123,8 @@ class StoreChecks:
         self._status = StatusLog(log, name)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store checks")
         self._admin: topics.Admin
+        self._hasty: topics.Admin
+        self._commands: Mapping[int, tuple[int, int]] = {}
         self._kafka_at = float("-inf")
         self._topics: tuple[Topic, Topic] | None = None
         self._compare_at = 0.0
@@ -179,6 +181,7 @@ class StoreChecks:
     async def keep_checking(self) -> None:
         """Check the stores until this is cancelled."""
         self._admin = topics.Admin(self._settings, KAFKA_S)
+        self._hasty = topics.Admin(self._settings, CHECK_S)
         try:
             while True:
                 started = time.monotonic()
@@ -210,8 +213,7 @@ class StoreChecks:
             positions: dict[str, dict[int, int]] = {}
             for agent, partition, next_offset in rows[0] or ():
                 positions.setdefault(agent, {})[partition] = next_offset
-            commands = await self._checked("kafka", self._in_thread(self._ask_commands)) or {}
-            self.seen = HealthSnapshot(time.monotonic(), self.live, positions, ends, rows[3] or (), commands)
+            self.seen = HealthSnapshot(time.monotonic(), self.live, positions, ends, rows[3] or (), self._commands)
 
     async def _checked(self, subject: str, asked: Awaitable[T]) -> T | None:
         """The store's answer, or None with the reason in `failures`."""
@@ -258,13 +260,12 @@ class StoreChecks:
     async def _ask_ends(self, events: Topic) -> dict[int, int]:
         return await self._in_thread(partial(topics.ends, events, self._admin))
 
-    def _ask_commands(self) -> dict[int, tuple[int, int]]:
-        """`HealthSnapshot.commands`; none where this process may not ask for the handlers' group."""
-        with suppress(KafkaException):
-            decided = release.decided(self._admin, self._settings)
-            ends = topics.ends(self.topics()[0], self._admin)
-            return {partition: (offset, ends[partition]) for partition, offset in decided.items()}
-        return {}
+    def _ask_commands(self, commands: Topic) -> None:
+        """What no request depends on: it is not waited for, and unknown where this process may not ask for the handlers' group."""
+        with suppress(KafkaException, SamefoldError):
+            decided = release.decided(self._hasty, self._settings)
+            ends = topics.ends(commands, self._hasty)
+            self._commands = {partition: (offset, ends[partition]) for partition, offset in decided.items()}
 
     async def _ask_topics(self) -> None:
         """Create missing topics at the first check, as handlers and agents do; later, compare them with the contract."""
@@ -274,6 +275,7 @@ class StoreChecks:
             for topic in self._topics:
                 now = await self._in_thread(partial(topics.describe, self._settings, topic.name, admin=self._admin))
                 topics.require_same(topic, now)
+        await self._in_thread(partial(self._ask_commands, self._topics[0]))
         self._is_well("topics")
         self._compare_at = time.monotonic() + COMPARE_S
 

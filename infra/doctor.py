@@ -229,7 +229,8 @@ def _archive(settings: Settings) -> str:
 def _still(settings: Settings) -> str:
     """Compares two looks at who has something to do."""
     from commands.release import decided
-    from infra.database.connect import DatabaseBehind, connect, naming
+    from infra.database.connect import DatabaseBehind, DatabaseRefused, connect, naming
+    from infra.log.clients import KafkaRefused
     from infra.log.topics import Admin, TopicMissing, describe
     from projections.engine.store.positions import AGENTS
 
@@ -252,8 +253,8 @@ def _still(settings: Settings) -> str:
                     + f" did not move within {STILL_S:.0f} s, although there is more.",
                     "Are its processes running (`samefold run`)? Their logs say why they wait.",
                 )
-    except (NotConfigured, TopicMissing, DatabaseBehind):
-        return "nobody has begun yet"
+    except (NotConfigured, TopicMissing, DatabaseBehind, DatabaseRefused, KafkaRefused) as error:
+        return f"not checked: {error.message}"
     return "nobody"
 
 

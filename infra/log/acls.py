@@ -64,6 +64,7 @@ def acls(
         "agent": [("Read", names.agents(prefix, agent), True) for agent in sorted(agents)],
         "policies": [("Read", names.agents(prefix, agent), True) for agent in sorted(policies)],
         "publisher": [("Read", names.publisher(prefix), False)],
+        "api": [("Describe", handlers, True)],
         # without it, a check that no other release's handlers run would see none
         "operator": [("Describe", handlers, True)],
     }
