@@ -141,7 +141,7 @@ def test_a_text_with_a_nul_that_decide_makes_is_failed() -> None:
 def test_types_that_exclude_such_values_are_not_checked_at_all() -> None:
     read = TypeAdapter(Bounded).validator.validate_json
     assert within_limits(Bounded, read) is read
-    counted = fact(type("Counted", (), {"__annotations__": {"minutes": conint(gt=0, le=59)}}))
+    counted: type = fact(type("Counted", (), {"__annotations__": {"minutes": conint(gt=0, le=59)}}))
     assert within_limits(counted, read) is read
     assert validator(Slot)(msgspec.json.encode({"at": NOON, "wide": 10**40})).wide == 10**40
 
