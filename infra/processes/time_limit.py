@@ -59,6 +59,7 @@ def limit_calls(limit_s: float) -> None:
     faulthandler.register(signal.SIGPROF, chain=True)  # writes all stacks; then it kills
     signal.signal(signal.SIGALRM, _Watch(limit_s).look)
     signal.setitimer(signal.ITIMER_REAL, limit_s / LOOKS, limit_s / LOOKS)
+    signal.setitimer(signal.ITIMER_PROF, PATIENCE * limit_s)
 
 
 def serve_main_thread(work: Callable[[], T]) -> T:

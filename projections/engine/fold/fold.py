@@ -313,8 +313,8 @@ def _fold(
             if parks and blocked.blocks(name, at):
                 continue
             try:
-                more = list(islice(journal.rows(event, after, at), TOO_MANY_ROWS))
-                if len(more) == TOO_MANY_ROWS:
+                more = [*islice(journal.rows(event, after, at), TOO_MANY_ROWS)]
+                if more[TOO_MANY_ROWS - 1 :]:
                     raise BadRow(f"it makes {TOO_MANY_ROWS} lines or more of one event")
                 if name in checked:
                     more = [journal.exact.line(row, at) for row in more]
@@ -327,8 +327,8 @@ def _fold(
             if parks and blocked.blocks(name, at):
                 continue
             try:
-                more = list(islice(summary.delta(event, at), TOO_MANY_ROWS))
-                if len(more) == TOO_MANY_ROWS:
+                more = [*islice(summary.delta(event, at), TOO_MANY_ROWS)]
+                if more[TOO_MANY_ROWS - 1 :]:
                     raise BadRow(f"it makes {TOO_MANY_ROWS} increments or more of one event")
                 if name in checked:
                     more = list(map(summary.exact.row, more))
