@@ -12,8 +12,13 @@ import logging
 from infra.database.connect import Connection
 from infra.processes.faultpoints import reach
 from projections.engine.fold.errors import PoisonEvent
-from projections.engine.rebuild.builds import write_positions
-from projections.engine.store.positions import Positions, lock_positions, read_positions, set_generation
+from projections.engine.store.positions import (
+    Positions,
+    lock_positions,
+    read_positions,
+    set_generation,
+    write_build_positions,
+)
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +41,7 @@ def stop_view(connection: Connection, positions: Positions, poison: PoisonEvent)
         [(build,)] = connection.execute(
             "update builds set state = 'old' where table_name = %s returning id", [table]
         ).fetchall()
-        write_positions(connection, build, now.topic, now.readings)
+        write_build_positions(connection, build, now.topic, now.readings)
         connection.execute("delete from live where view = %s", [view])
         # one of an earlier release's switch may have stayed
         connection.execute("delete from stopped_views where view = %s", [view])

@@ -31,7 +31,7 @@ from infra.processes.faultpoints import reach
 from projections.engine.fold.as_of import Cut
 from projections.engine.fold.fold import Blocked
 from projections.engine.rebuild.build_locks import TERMINATE_MS, build_abandoned, claim, release, try_claim
-from projections.engine.store.positions import Positions, by_column, read_positions, skips_of
+from projections.engine.store.positions import Positions, read_positions, skips_of, write_build_positions
 from projections.engine.views.sql_views import replace_sql_view
 from projections.engine.views.view import View
 
@@ -243,7 +243,7 @@ def _pin(
         builds = lock_builds(connection, ids)
         positions = _positions(connection, agent, topic)
         for build in builds:
-            write_positions(connection, build.id, topic, positions.readings)
+            write_build_positions(connection, build.id, topic, positions.readings)
         pinned = by_id(connection, ids), Pin(positions.readings, read_skips(connection, views))
     reach("build pinned")
     return pinned
@@ -273,17 +273,6 @@ def read_skips(connection: Connection, views: Iterable[str]) -> Blocked:
     """The events that these views leave out for good."""
     found = connection.execute("select view, stream, version, through from skips where view = any(%s)", (list(views),))
     return Blocked({}, skips_of(found.fetchall()))
-
-
-def write_positions(connection: Connection, build: UUID, topic: str, readings: Mapping[int, Reading]) -> None:
-    """Record how far a build's table is folded."""
-    connection.execute(
-        "insert into build_positions (build, topic, partition, next_offset, epoch, seq, command_offset) "
-        "select %s, %s, * from unnest(%s::int[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[]) "
-        "on conflict (build, topic, partition) do update set next_offset = excluded.next_offset, "
-        "epoch = excluded.epoch, seq = excluded.seq, command_offset = excluded.command_offset",
-        (build, topic, *by_column(readings)),
-    )
 
 
 def make_ready(connection: Connection, build: Build, partitions: int) -> None:

@@ -20,10 +20,10 @@ from projections.engine.fold.fold import Blocked, Held, decode
 from projections.engine.fold.plan import Plan
 from projections.engine.live.tail import Tail
 from projections.engine.rebuild.build_locks import BuildAbandoned
-from projections.engine.rebuild.builds import Build, BuildState, lock_builds, read_skips, write_positions
+from projections.engine.rebuild.builds import Build, BuildState, lock_builds, read_skips
 from projections.engine.store.commit import Batch
 from projections.engine.store.parking import insert_parked
-from projections.engine.store.positions import read_positions
+from projections.engine.store.positions import read_positions, write_build_positions
 from projections.engine.store.writing import ask_for_missing, fold_and_write, hold
 from projections.engine.views.view import View
 
@@ -122,7 +122,7 @@ class Group:
             insert_parked(connection, table, [stream for stream in parked if stream.view == name])
         at = {**self.at, **{batch.partition: batch.next for batch in batches}}
         for build in self.ids:
-            write_positions(connection, build, topic, at)
+            write_build_positions(connection, build, topic, at)
 
     def moved(self, batches: Sequence[Batch]) -> None:
         """The transaction that folded these batches has committed."""

@@ -27,13 +27,18 @@ from projections.engine.rebuild.builds import (
     builds_of,
     by_id,
     lock_builds,
-    write_positions,
 )
 from projections.engine.rebuild.catch_up import Ahead, Group, groups_at
 from projections.engine.rebuild.engines import Progress, Silent
 from projections.engine.store.commit import Batch, prepare
 from projections.engine.store.event_types import drop_other_event_types
-from projections.engine.store.positions import STOPPED, lock_positions, read_positions, set_generation
+from projections.engine.store.positions import (
+    STOPPED,
+    lock_positions,
+    read_positions,
+    set_generation,
+    write_build_positions,
+)
 from projections.engine.views.sql_views import is_in_sql_view, replace_sql_view
 from projections.engine.views.view import CORE, View
 
@@ -352,7 +357,7 @@ class _Switch:
         for build in outgoing:
             if build.table in gone and build.state is BuildState.LIVE:  # a stopped one is old, at its own positions
                 execute("update builds set state = 'old' where id = %s", (build.id,))
-                write_positions(self.connection, build.id, self.topic, to[live[build.view].agent])
+                write_build_positions(self.connection, build.id, self.topic, to[live[build.view].agent])
         execute("delete from live where view = any(%s)", (list(move.removed),))
         execute("delete from stopped_views where view = any(%s)", ([*move.removed, *(b.view for b in self.builds)],))
         for build in self.builds:

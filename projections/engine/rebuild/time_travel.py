@@ -33,10 +33,10 @@ from projections.engine.rebuild.builds import (
     create,
     finish_loading,
     read_skips,
-    write_positions,
 )
 from projections.engine.rebuild.engines import EngineFor, Local, Progress, Silent
 from projections.engine.rebuild.filling import Filled, Filling
+from projections.engine.store.positions import write_build_positions
 from projections.engine.views.columns import Role
 from projections.engine.views.core_views import code_set
 from projections.engine.views.view import Kind, View
@@ -89,7 +89,7 @@ def look_back(
             for build in builds:
                 with connection.transaction():
                     finish_loading(connection, build, BuildState.PAST, len(reached))
-                    write_positions(connection, build.id, settings.events_topic, reached)
+                    write_build_positions(connection, build.id, settings.events_topic, reached)
                     text = f"view {build.view}, version {build.version}, as of {build.as_of}"
                     comment_on(connection, build.table, text)
         except BaseException:

@@ -148,6 +148,17 @@ def set_generation(connection: Connection, topic: str, at: Mapping[str, Mapping[
         connection.execute("select pg_notify(%s, %s)", (channel(agent), why))
 
 
+def write_build_positions(connection: Connection, build: UUID, topic: str, readings: Mapping[int, Reading]) -> None:
+    """Record how far a build's table is folded."""
+    connection.execute(
+        "insert into build_positions (build, topic, partition, next_offset, epoch, seq, command_offset) "
+        "select %s, %s, * from unnest(%s::int[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[]) "
+        "on conflict (build, topic, partition) do update set next_offset = excluded.next_offset, "
+        "epoch = excluded.epoch, seq = excluded.seq, command_offset = excluded.command_offset",
+        (build, topic, *by_column(readings)),
+    )
+
+
 def by_column(readings: Mapping[int, Reading]) -> list[list[int]]:
     """Partitions, next offsets, epochs, … as columns for `unnest`."""
     return [list(column) for column in zip(*((p, *reading) for p, reading in sorted(readings.items())), strict=True)]
