@@ -223,6 +223,8 @@ class Reader:
             return []
         self._under_way.pop(lane, None)
         if result.fate is not Fate.APPLIED:
+            if result.stop is not None:  # a view was stopped, which is no failure: others may stop at the same event
+                self._failures = 0
             return self._ask(self._backoff())
         self._failures = 0
         for partition, reading in result.readings.items():

@@ -199,7 +199,7 @@ class Worker:
             if isinstance(stop, PoisonEvent) and self.plan.views[stop.view].stops_alone:
                 with suppress(errors.LockNotAvailable, errors.DeadlockDetected):  # the next batch meets the event again
                     stop_view(self._connected(lane), committer.positions, stop)
-                return BatchResult(Fate.FENCED)
+                return BatchResult(Fate.FENCED, stop=stop)
         return replace(result, readings={batch.partition: batch.next for batch in batches}, stop=stop)
 
     def close(self, lane: int = 0) -> None:

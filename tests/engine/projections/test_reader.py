@@ -11,7 +11,7 @@ import pytest
 from infra.errors import SamefoldError
 from infra.log.records import Record
 from infra.log.rule import START
-from projections.engine.fold.errors import UnknownEvent
+from projections.engine.fold.errors import PoisonEvent, UnknownEvent
 from projections.engine.fold.fold import NOTHING_BLOCKED
 from projections.engine.live import reader as reader_module
 from projections.engine.live.reader import (
@@ -166,6 +166,11 @@ def test_two_that_fence_each_other_ask_less_and_less_often() -> None:
     assert pauses[0] == 0
     assert pauses[1] > 0
     assert reader_module.BACKOFF_S[1] / 2 <= pauses[-1] <= reader_module.BACKOFF_S[1]
+    for _ in range(3):  # views that stop one after another keep the others waiting for none of them
+        machine.records(0, some(0, [0]), 1, 0)
+        stop = PoisonEvent("balances", "accounts/1", 1, partition=0, offset=0, cause="no")
+        assert machine.done(machine.turn, BatchResult(Fate.FENCED, stop=stop), 0) == [ReadPositions(machine.turn)]
+        machine.positions(machine.turn, positions_at({0: 0}))
 
 
 def test_a_batch_waits_for_more_only_while_more_is_known_to_come_and_only_so_long() -> None:
