@@ -99,7 +99,7 @@ def test_pages_of_configured_origins_read_answers_and_errors_and_send_no_cookies
         raise RuntimeError("a defect")
 
     with monkeypatch.context() as patch:
-        patch.setattr(with_cors.services.views, "parked", fail)
+        patch.setattr(with_cors.services.views, "left_out", fail)
         defect = with_cors.client.get("/views", headers={"Origin": PAGE})
     problem(defect, 500, "defect")
     for answer in (defect, with_cors.client.get("/nothing", headers={"Origin": PAGE})):
