@@ -8,6 +8,7 @@ was frozen ends nothing.
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import logging
 import signal
@@ -58,6 +59,7 @@ def limit_calls(limit_s: float) -> None:
     """From now on, limit the calls that watched functions make in the main thread, which must be this one."""
     faulthandler.register(signal.SIGPROF, chain=True)  # writes all stacks; then it kills
     signal.signal(signal.SIGALRM, _Watch(limit_s).look)
+    atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)  # without its handler, the signal would end the process
     signal.setitimer(signal.ITIMER_REAL, limit_s / LOOKS, limit_s / LOOKS)
     signal.setitimer(signal.ITIMER_PROF, PATIENCE * limit_s)
 
