@@ -135,7 +135,7 @@ def _checked(command: Command, kind_: type, *, is_asked_about: bool) -> tuple[ob
     unsealed: Unsealed | None = None
     try:
         if is_sealed:
-            unsealed = Unsealed(command, kind_)
+            unsealed = limited(Unsealed, command, kind_)
         if is_asked_about or not is_sealed:
             checked = limited(validator(kind_), body)
     except ValidationError as error:
@@ -165,7 +165,8 @@ async def _sealed(services: Services, command: Command, unsealed: Unsealed | Non
         if unsealed is None:
             return command
         with naming(services.settings):
-            return unsealed.sealed(await services.keys.key_for_async(services.pool, unsealed.subject))
+            key = await services.keys.key_for_async(services.pool, unsealed.subject)
+        return limited(unsealed.sealed, key)
     except (ValueError, msgspec.DecodeError, RecursionError) as error:  # NotSealed among them
         raise INVALID(errors=[{"at": "body", "problem": str(error)}]) from None
 

@@ -35,7 +35,7 @@ from projections.engine.rebuild.switch import Pointer
 from projections.engine.store.command_types import CommandType
 from projections.engine.store.positions import AGENTS
 from projections.engine.views.core_views import code_set
-from projections.engine.views.view import View
+from projections.engine.views.view import CORE, View
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class HealthSnapshot:
     views: Sequence[tuple[str, int, str | None]]
     """What each view or policy leaves out: the rows of `VIEWS`."""
     commands: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    """By partition that handlers of this release have, how far they are decided, and their end."""
+    """By partition, how far commands are decided, and their end: by the read model, and of repeated ones by what handlers tell."""
 
     def behind(self, agent: str) -> int:
         """Records that the log holds and the agent has not folded."""
@@ -211,9 +211,13 @@ class StoreChecks:
             self.failures.pop("start", None)
         if ends is not None:
             positions: dict[str, dict[int, int]] = {}
-            for agent, partition, next_offset in rows[0] or ():
+            commands = dict(self._commands)
+            for agent, partition, next_offset, command in rows[0] or ():
                 positions.setdefault(agent, {})[partition] = next_offset
-            self.seen = HealthSnapshot(time.monotonic(), self.live, positions, ends, rows[3] or (), self._commands)
+                if agent == CORE and partition in commands:
+                    told, end = commands[partition]
+                    commands[partition] = max(told, command + 1), end
+            self.seen = HealthSnapshot(time.monotonic(), self.live, positions, ends, rows[3] or (), commands)
 
     async def _checked(self, subject: str, asked: Awaitable[T]) -> T | None:
         """The store's answer, or None with the reason in `failures`."""
@@ -261,11 +265,12 @@ class StoreChecks:
         return await self._in_thread(partial(topics.ends, events, self._admin))
 
     def _ask_commands(self, commands: Topic) -> None:
-        """What no request depends on: it is not waited for, and unknown where this process may not ask for the handlers' group."""
+        """What no request depends on: unknown where this process may not ask for the handlers' group."""
+        self._commands = {}
         with suppress(KafkaException, SamefoldError):
-            decided = release.decided(self._hasty, self._settings)
+            told = release.decided(self._hasty, self._settings)
             ends = topics.ends(commands, self._hasty)
-            self._commands = {partition: (offset, ends[partition]) for partition, offset in decided.items()}
+            self._commands = {partition: (told.get(partition, 0), end) for partition, end in ends.items()}
 
     async def _ask_topics(self) -> None:
         """Create missing topics at the first check, as handlers and agents do; later, compare them with the contract."""
@@ -292,7 +297,7 @@ def _require_contract(now: tuple[Topic, Topic], promised: Mapping[str, Contract]
 
 _SEEN = f"""
 select
-  (select json_agg(json_build_array(agent, partition, next_offset))
+  (select json_agg(json_build_array(agent, partition, next_offset, command_offset))
      from positions where topic = %s and agent in {AGENTS}),
   (select json_agg(json_build_array(view, agent, version, table_name)) from live),
   (select json_agg(json_build_array(topic, topic_id, partitions, partitioner)) from topics where topic = any(%s)),

@@ -12,7 +12,7 @@ from infra.domain_model.storable import encode as encode_value
 from infra.domain_model.storable import require_same
 from infra.errors import in_words
 from infra.log.records import Commit, EventRecord, Reason, encode
-from infra.processes.time_limit import FAULTS, TooSlow, watched
+from infra.processes.time_limit import FAULTS, SLOW, TooSlow, watched
 
 
 class Versioned(msgspec.Struct, frozen=True):
@@ -85,6 +85,11 @@ def decide(received: Received, before: Versioned, *, epoch: int, seq: int, max_b
     if len(value) > max_bytes:
         return _rejection(received, before, _too_large(max_bytes), epoch, seq)
     return Decided(commit, value, after)
+
+
+def is_slow(why: Reason | None) -> bool:
+    """Whether a decision was ended."""
+    return why is not None and why.message.startswith(SLOW)
 
 
 def _too_large(most: int) -> Reason:

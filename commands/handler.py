@@ -26,6 +26,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from opentelemetry.trace import Span, SpanKind
 
 from commands import release
+from commands.decision import is_slow
 from commands.intake import Intake, Received, reason, receive
 from commands.snapshots import Question, SnapshotReader
 from commands.writer import (
@@ -422,6 +423,10 @@ class Handler:
             for action in actions:
                 self._execute(writer, action)
             _count(actions)
+            if actions and isinstance(last := actions[-1], Append) and is_slow(last.reason):
+                rest = [command for command in commands if command.offset > writer.last_command]
+                commands = commands[: len(commands) - len(rest)]
+                self._put_back(partition, _Batch(writer, batch.epoch, rest), 0)
             if commands and writer.phase is Phase.SERVING:
                 self._decided[partition] = self._mark(commands[-1].offset + 1, partition)
             if is_attempt and actions:  # if this process ends from here on, it was not because of these
@@ -432,9 +437,9 @@ class Handler:
     def _last_attempt(self, partition: int) -> _Attempt:
         try:
             [kept] = self._consumer.committed([TopicPartition(self.settings.commands_topic, partition)], ATTEMPT_S)
-        except KafkaException:  # then it is not counted
+            return msgspec.json.decode(kept.metadata, type=_Attempt) if kept.metadata else _Attempt()
+        except (KafkaException, msgspec.DecodeError):  # then it is not counted
             return _Attempt()
-        return msgspec.json.decode(kept.metadata, type=_Attempt) if kept.metadata else _Attempt()
 
     def _attempted(self, partition: int, commands: list[Received]) -> list[Received]:
         """The commands to decide, or to reject. If they are an attempt, the group keeps that now, beside the partition's offset."""
@@ -487,9 +492,13 @@ class Handler:
         self._database_unavailable(error)
         for partition, batch in batches.items():
             if self._is_current(batch):
-                after = self._held.pop(partition, None)
-                batch.commands += after.commands if after else []
-                self._hold(partition, batch, DATABASE_RETRY_S)
+                self._put_back(partition, batch, DATABASE_RETRY_S)
+
+    def _put_back(self, partition: int, batch: _Batch, seconds: float) -> None:
+        """Hold commands again, before those that are held already."""
+        after = self._held.pop(partition, None)
+        batch.commands += after.commands if after else []
+        self._hold(partition, batch, seconds)
 
     def _hold(self, partition: int, batch: _Batch, seconds: float) -> None:
         """Keep commands that can't be decided yet, and pause their partition: back-pressure, not memory."""
@@ -685,6 +694,8 @@ class Handler:
                 self._is_telling = False
             writer, _ = (None, 0.0) if offset.metadata else self._confirming.pop(offset.partition, (None, 0.0))
             error = failed or offset.error
+            if error is not None and offset.metadata and offset.partition in self.writers:
+                self._decided.setdefault(offset.partition, offset)  # told with the next ones
             if error is not None and _ends(error):
                 self._on_finished(error)
             elif writer is not None:

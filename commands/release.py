@@ -60,10 +60,12 @@ def alive(admin: Admin, prefix: str) -> list[str]:
 def decided(admin: Admin, settings: Settings) -> dict[int, int]:
     """By partition, how far this release's handlers have told that they are. Raises KafkaUnavailable, KafkaException."""
     group = ConsumerGroupTopicPartitions(group_of(settings.group_prefix))
-    [found] = admin.ask(
-        lambda client, within_s: client.list_consumer_group_offsets([group], request_timeout=within_s)
-    ).values()
-    kept = found.result().topic_partitions
+    found = admin.ask(
+        lambda client, within_s: [
+            one.result() for one in client.list_consumer_group_offsets([group], request_timeout=within_s).values()
+        ]
+    )
+    kept = [one for group in found for one in group.topic_partitions]
     return {one.partition: one.offset for one in kept if one.topic == settings.commands_topic}
 
 

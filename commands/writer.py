@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from commands.decision import Decided, Versioned, decide
+from commands.decision import Decided, Versioned, decide, is_slow
 from commands.intake import Received
 from commands.overlay import Inconsistent, Overlay
 from infra.domain_model.contexts import UnknownEvent, UnreadableEvent
@@ -245,7 +245,7 @@ class Writer:
         return streams, outcomes
 
     def on_commands(self, commands: Sequence[Received], snapshot: Snapshot, now: float) -> list[Action]:
-        """Decide commands in order on a snapshot that holds what `wants` named. At most `room` of them may be given."""
+        """Decide commands in order on a snapshot that holds what `wants` named, up to one that was too slow; at most `room`."""
         if action := self._distrust(snapshot):
             return [action]
         actions: list[Action] = []
@@ -268,6 +268,10 @@ class Writer:
             self.last_command = command.offset
             self.overlay.add_own(decided.commit, decided.after)
             actions.append(Append(self.seq, command.stream, decided.value, command.headers, decided.commit.reason))
+            if is_slow(
+                decided.commit.reason
+            ):  # the others wait for another turn: many of these would cost the handler its place
+                break
         if actions and self.unacknowledged_since is None:
             self.unacknowledged_since = now
         # not before: `wants` left out what the overlay had, so the overlay must keep it until the batch is decided

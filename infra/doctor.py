@@ -237,11 +237,12 @@ def _still(settings: Settings) -> str:
     def look() -> set[tuple[str, int, int]]:
         commands, events = (describe(settings, topic).end for topic in (settings.commands_topic, settings.events_topic))
         with naming(settings), connect(settings, "doctor") as connection:
-            query = f"select agent, partition, next_offset from positions where topic = %s and agent in {AGENTS}"  # noqa: S608
+            query = f"select agent, partition, next_offset, command_offset from positions where topic = %s and agent in {AGENTS}"  # noqa: S608
             agents = connection.execute(query, [settings.events_topic]).fetchall()
-        handlers = decided(Admin(settings), settings).items()
-        return {(who, at, offset) for who, at, offset in agents if offset < events[at]} | {
-            ("handlers", at, offset) for at, offset in handlers if offset < commands[at]
+        told = decided(Admin(settings), settings)  # of commands that were repeated, the read model knows nothing
+        there = {at: max(told.get(at, 0), command + 1) for who, at, _, command in agents if who == "core"}
+        return {(who, at, offset) for who, at, offset, _ in agents if offset < events[at]} | {
+            ("handlers", at, offset) for at, offset in there.items() if offset < commands[at]
         }
 
     try:

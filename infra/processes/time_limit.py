@@ -41,6 +41,7 @@ class TooSlow(BaseException):
     """An author's function lasted longer than the limit. No Exception, which the function might catch."""
 
 
+SLOW: Final = "too-slow:"
 FAULTS: Final = (Exception, TooSlow, SystemExit)
 """What an author's function may raise: the process does not end with it."""
 
@@ -118,7 +119,7 @@ class _Watch:
         if self._looks < LOOKS:
             signal.setitimer(signal.ITIMER_PROF, PATIENCE * self.limit_s)
         elif call is not None:
-            raise TooSlow(f"too-slow: it takes longer than {self.limit_s:g} s")
+            raise TooSlow(f"{SLOW} it takes longer than {self.limit_s:g} s")
         if self._looks == 1 and frame is not None:
             # without the values of variables, which may be personal
             names = [f"{one.f_code.co_name} ({Path(one.f_code.co_filename).name}:{one.f_lineno})" for one in stack[:12]]

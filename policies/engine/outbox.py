@@ -153,9 +153,14 @@ def _made(wish: Any, ident: str, number: int, at: At) -> Iterator[Wish]:
     except InvalidWish as why:
         yield _dead(ident, type(wish).__name__.lower(), number, str(why), at)
         if isinstance(wish, Send) and (otherwise := wish.otherwise) is not None:
-            if hasattr(otherwise, "refusal"):
-                otherwise = replace(otherwise, refusal=INVALID)
-            yield from _made(Send(at.stream, otherwise), ident + OTHERWISE, number, at)
+            ident += OTHERWISE
+            try:
+                if hasattr(otherwise, "refusal"):
+                    otherwise = replace(otherwise, refusal=INVALID)
+            except ValidationError as error:
+                yield _dead(ident, "send", number, f"{error.title}: {summary(error)}", at)
+            else:
+                yield from _made(Send(at.stream, otherwise), ident, number, at)
 
 
 def _dead(ident: str, kind: str, number: int, why: str, at: At) -> Wish:
@@ -170,7 +175,7 @@ def _post(wish: Post, ident: str, number: int, at: At) -> Wish:
         # not msgspec's `encode`, which makes null of NaN
         body = json.dumps(msgspec.to_builtins(wish.body, str_keys=True), ensure_ascii=False, allow_nan=False)
     except ValueError:
-        raise InvalidWish("the body of a Post has a number that JSON can't hold, or refers to itself") from None
+        raise InvalidWish("the body of a Post has a number that JSON can't hold") from None
     return Wish(ident, "post", number, wish.endpoint, None, body, None, None, FollowUp(), FollowUp(), at)
 
 

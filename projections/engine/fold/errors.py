@@ -64,11 +64,17 @@ class TooSlowFold(PoisonEvent):
     code: ClassVar[str] = "too-slow"
 
 
+_SLOW = (
+    " What is too slow never parks. Where it is right to be slow, raise SAMEFOLD_DECIDE_LIMIT_S and "
+    "SAMEFOLD_IDLE_IN_TRANSACTION_TIMEOUT_MS."
+)
+
+
 def poison(view: str, at: At, error: BaseException) -> PoisonEvent:
     kind, cause = (TooSlowFold, str(error)) if isinstance(error, TooSlow) else (PoisonEvent, error)
     found = kind(view, at.stream, at.version, partition=at.partition, offset=at.offset, cause=cause)
     if kind is TooSlowFold:
-        found.hint += " What is too slow never parks; where it is right to be slow, raise SAMEFOLD_DECIDE_LIMIT_S."
+        found.hint += _SLOW
     return found
 
 

@@ -202,8 +202,8 @@ def _keys(view: View, exact: Exact, items: Sequence[Item]) -> set[Any]:
         if type(item.event) in subscription:
             try:
                 found.add(exact.key(key(item.event, item.at)))
-            except TooSlow:
-                break
+            except (TooSlow, MemoryError) as error:  # it might not fail in the fold, which would miss the row then
+                raise poison(view.name, item.at, error) from error
             except FAULTS:  # it fails in the fold too, which handles it
                 continue
     return found

@@ -34,6 +34,8 @@ LOOK_AGAIN_S = 0.1
 """How often the positions are read while another set of views is live."""
 NEWER_S = 5.0
 """How often an agent that met an event of a newer release checks whether that release's agents have folded it."""
+AGAIN = 12
+"""After so many of those checks, an event that this code knows, but could not take, is tried again: why may have passed."""
 BACKOFF_S = (0.05, 5.0)
 
 
@@ -145,6 +147,9 @@ class Reader:
         """By lane, the partitions of its batch."""
         self._newer: dict[int, int] = {}
         """By partition, the offset of an event that this code does not know, which is its position."""
+        self._failed: set[int] = set()
+        """Partitions that waited at an event which this code knows."""
+        self._checks = 0
         self._check_at = 0.0
         self._checking = False
         """Whether the next positions decide which of those partitions continue."""
@@ -184,6 +189,8 @@ class Reader:
         if self._checking:
             at = {partition: positions.readings[partition].next_offset for partition in mine}
             self._newer = {partition: stop for partition, stop in self._newer.items() if at.get(partition) == stop}
+            if self._checks % AGAIN == 0:
+                self._newer = {p: stop for p, stop in self._newer.items() if p not in self._failed}
             self._checking = False
         for partition in sorted(mine - self._newer.keys()):
             reading = positions.readings[partition]
@@ -234,6 +241,8 @@ class Reader:
                 self._check_at = now + NEWER_S
             # the batch's other partitions may have been cut short too, so the positions are read again
             self._newer[result.stop.partition] = result.stop.offset
+            if not isinstance(result.stop, OtherCode):
+                self._failed.add(result.stop.partition)
             return [Newer(result.stop), *self._ask()]
         return [Stop(result.stop)] if result.stop else self.tick(now)
 
@@ -242,6 +251,7 @@ class Reader:
         self.due = None
         if self._newer and now >= self._check_at:
             self._check_at, self._checking = now + NEWER_S, True
+            self._checks += 1
             return self._ask()
         actions: list[Action] = []
         for lane in [lane for lane in range(self.lanes) if lane not in self._under_way]:

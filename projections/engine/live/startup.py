@@ -72,7 +72,10 @@ def ensure_started(
             # of two first starts at once, the second waits here and then finds the first one's positions
             connection.execute("lock table live in share row exclusive mode")
             positions = read_positions(connection, agent, contract.topic)
-            taken = connection.execute("select 1 from live where view = any(%s) limit 1", [list(views)]).fetchone()
+            taken = connection.execute(
+                "select 1 from live where view = any(%s) union all select 1 from stopped_views where view = any(%s) limit 1",
+                [list(views)] * 2,
+            ).fetchone()
             if positions is None and not taken:
                 check_contract(connection, contract)
                 _start(connection, agent, views, contract)

@@ -117,7 +117,7 @@ class _Replay:
         if positions is None or live is None or live.version != self.view.version:
             raise NotLive(
                 f"View '{self.view.name}' is not live as version {self.view.version}, which is this code's.",
-                "Run the command with the code that is live: `samefold views`.",
+                "`samefold views` says what is: resume it first if it is stopped, else run the command with the code that is live.",
             )
         for one in parked_streams(connection):
             if (one.table, one.stream) == (live.table, self.stream):

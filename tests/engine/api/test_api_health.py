@@ -154,9 +154,11 @@ def test_commands_that_no_handler_decides_are_told_and_repeated_ones_are_not(
         def standing() -> dict[str, str]:
             return dict(api.client.get("/health/ready").json().get("standing_still", {}))
 
+        send(world, open_account("ada"))
+        until(lambda: "records behind" in standing().get("handlers", ""), "no handler has ever run")
         with handler(world):
-            send(world, open_account("ada"))
             until(lambda: len(commits(world)) == 1, "it is decided")
+            until(lambda: standing() == {}, "it is told")
         send(world, open_account("ada"), deposit("ada", "d1", 1))
         until(lambda: "records behind" in standing().get("handlers", ""), "no handler runs")
         for name, value in world.environment().items():

@@ -47,7 +47,7 @@ def handlers(world: Settings, folder: Path) -> Iterator[Crew]:
     """A supervised handler, whose `decide` has the faults."""
     set_up(world)
     code = write_tree(folder / "code", ROOT, {"domain/accounts.py": [(NO_CLOCK, NO_CLOCK + FAULTS)]})
-    limited = world.model_copy(update={"decide_limit_s": 0.5})
+    limited = world.model_copy(update={"decide_limit_s": 2})
     environment = tree.environment(code)
     with Crew(limited, folder, handler_count=1, agent_count=0, policies_count=0, environment=environment) as crew:
         yield crew
@@ -73,7 +73,7 @@ def test_a_decision_that_does_not_end_is_recorded_as_failed_and_the_partition_go
         ]
     assert crew.handlers[0].starts == 1
     log = (tmp_path / f"{crew.handlers[0].name}.log").read_text()
-    assert "command Deposit loop of accounts/ada takes longer than 0.05 s: decide (accounts.py:" in log
+    assert "command Deposit loop of accounts/ada takes longer than 0.2 s: decide (accounts.py:" in log
     assert "private" not in log
 
 

@@ -29,6 +29,7 @@ from commands.writer import (
 )
 from infra.log.records import Commit, EventRecord, Reason, Record, decode_event
 from infra.log.rule import START, Reading
+from infra.processes.time_limit import SLOW, TooSlow
 from projections.engine.store.command_types import CommandType
 from tests.engine.commands import mutants
 from tests.engine.log import TOPIC_ID, commit, opening, records
@@ -229,6 +230,20 @@ def test_poison_is_answered_and_what_follows_it_goes_on() -> None:
     writer = serving(Writer)
     commits = appended(writer.on_commands([malformed(0), received(1, Fill(cents=5))], snapshot(START), 0))
     assert [(c.stream, c.outcome, c.version) for c in commits] == [("-/0", "rejected", 0), ("purse/1", "accepted", 1)]
+
+
+def test_what_follows_a_decision_that_was_too_slow_waits_for_another_turn() -> None:
+    """Many such in one batch would outlast the handler's place in its group."""
+
+    def decide(*_: Any) -> Any:
+        raise TooSlow(f"{SLOW} it takes longer than 10 s")
+
+    writer = serving(Writer)
+    batch = [received(n, Fill(cents=5)) for n in range(3)]
+    batch[1] = msgspec.structs.replace(batch[1], context=replace(PURSE, decide=decide))
+    first = appended(writer.on_commands(batch, snapshot(START), 0))
+    assert [(one.command_offset, one.outcome) for one in first] == [(0, "accepted"), (1, "rejected")]
+    assert [one.command_offset for one in appended(writer.on_commands(batch, snapshot(START), 0))] == [2]
 
 
 def test_a_rejected_body_leaves_the_streams_state_alone() -> None:

@@ -364,6 +364,23 @@ def test_the_otherwise_of_what_can_not_be_sent_follows(make: Make, order: tuple[
     assert agent.dead() == {dead: "invalid-wish"}
 
 
+def test_what_follows_an_otherwise_that_can_not_be_told_why_is_made(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("policies.engine.outbox.INVALID", "x" * 10_000)  # its class takes no refusal that long
+    fine = Send("accounts/b", Deposit(cents=1, on=DAY))
+    agent = make(
+        replace(policy(lambda event, at: [*refused(event, at), fine]), subscription=frozenset({TransferRequested}))
+    )
+    agent.apply({0: commit("transfers/1", 1, "c1", TransferRequested(source="a", target="b", cents=1, on=DAY))})
+    first, second = id_of("saving", "transfers/1", 1, 0), id_of("saving", "transfers/1", 1, 1)
+    assert {ident: row["dead"] is None for ident, row in agent.rows().items()} == {
+        first: False,
+        f"{first}~otherwise": False,
+        second: True,
+    }
+
+
 def test_an_outcome_under_the_id_of_what_can_not_be_sent_leaves_the_dead_letter(make: Make) -> None:
     """The class took the value when it was decided, and the database was restored to before that."""
     agent = make(policy(once(Send(f"accounts/{EMOJI}", Deposit(cents=1, on=DAY)))))

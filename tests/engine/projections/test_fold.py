@@ -276,6 +276,17 @@ def test_a_state_that_is_not_the_one_before_the_commit_stops_everything() -> Non
         fold_all(plan, history(("a", [filled(1)])), held)
 
 
+@pytest.mark.parametrize("raised", ["MemoryError", "TooSlow"])
+def test_a_key_that_might_be_made_another_time_is_no_absent_row(raised: str) -> None:
+    keyed = PURSES + f"\n    def key(event: Filled | Spent, at: At) -> tuple[str]:\n        raise {raised}\n"
+    plan = plan_of(
+        views(purses=keyed.replace("class Purse(", "from infra.processes.time_limit import TooSlow\n    class Purse("))
+    )
+    batch = decode(plan, 0, history(("a", [filled(1)])))
+    with pytest.raises(PoisonEvent, match="purses"):
+        keys_to_load(batch, Held(plan))
+
+
 def test_a_view_that_runs_out_of_memory_parks_nothing() -> None:
     """Where there is more of it, the event may well be folded."""
     plan = plan_of(views(purses=PARK + PURSES.replace('ValueError("can\'t take this")', "MemoryError")))

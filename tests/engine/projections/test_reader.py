@@ -11,10 +11,11 @@ import pytest
 from infra.errors import SamefoldError
 from infra.log.records import Record
 from infra.log.rule import START
-from projections.engine.fold.errors import PoisonEvent, UnknownEvent
+from projections.engine.fold.errors import EngineStop, PoisonEvent, UnknownEvent
 from projections.engine.fold.fold import NOTHING_BLOCKED
 from projections.engine.live import reader as reader_module
 from projections.engine.live.reader import (
+    AGAIN,
     LOADED,
     NEWER_S,
     Action,
@@ -122,6 +123,21 @@ def test_an_event_of_newer_code_holds_its_partition_until_newer_code_has_folded_
     assert machine.tick(NEWER_S * 2) == [ReadPositions(machine.turn, 0)]
     assert machine.positions(machine.turn, positions_at({0: 8, 1: 4})) == [Seek(0, 8), Seek(1, 4)]
     assert machine.tick(NEWER_S * 9) == []
+
+
+def test_an_event_that_a_policy_could_not_take_is_tried_again_after_a_while() -> None:
+    machine = Reader(CODE, batch=10, max_age=0.0, waits=EngineStop)
+    machine.assigned([0])
+    machine.positions(machine.turn, positions_at({0: 5}))
+    machine.records(0, some(0, [5]), 6, 0)
+    poison = PoisonEvent("policy_saving", "accounts/1", 1, partition=0, offset=5, cause="no")
+    machine.done(machine.turn, replace(applied({}), stop=poison), 0)
+    assert machine.positions(machine.turn, positions_at({0: 5})) == []
+    seeks = []
+    for number in range(1, AGAIN + 1):
+        assert machine.tick(NEWER_S * number) == [ReadPositions(machine.turn, 0)]
+        seeks.append(machine.positions(machine.turn, positions_at({0: 5})))
+    assert seeks == [[]] * (AGAIN - 1) + [[Seek(0, 5)]]
 
 
 def test_what_another_partitions_newer_event_cut_short_is_read_again() -> None:

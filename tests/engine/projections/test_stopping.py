@@ -21,6 +21,7 @@ from infra.log.source import read_range
 from infra.settings import Settings
 from projections.engine.fold.errors import PoisonEvent
 from projections.engine.fold.plan import Plan
+from projections.engine.live.startup import Contract, ensure_started
 from projections.engine.live.stopping import stop_view
 from projections.engine.live.worker import Worker
 from projections.engine.operate.overview import overview
@@ -132,7 +133,8 @@ def test_a_view_that_never_stops_making_rows_stops_alone(bank: Bookkeeper) -> No
     }
     views = stopping(CORRECTED) | endless
     fold(world, views)
-    assert stopped(world, views).keys() == endless.keys()
+    found = overview(world, views).views
+    assert {one.name for one in found if one.stopped and "100000" in one.stopped.error} == endless.keys()
 
 
 @pytest.mark.parametrize("most", [2, 10_000])
@@ -235,6 +237,20 @@ def test_what_commands_are_decided_on_never_leaves(bank: Bookkeeper) -> None:
     assert isinstance(stop, PoisonEvent)
     assert stop.view == OUTCOMES
     assert stopped(world, views) == {}
+
+
+def test_a_view_that_moves_to_an_agent_of_its_own_while_it_is_stopped_is_rebuilt(bank: Bookkeeper) -> None:
+    world = bank.world
+    fold(world, stopping(BROKEN))
+    moved = stopping(CORRECTED)
+    moved["sums"] = replace(moved["sums"], agent="side", version=2)
+    make_tables(world, {"sums": moved["sums"]})
+    contract = Contract.of(topics.describe(world, world.events_topic))
+    with connect(world, "test") as db:
+        assert ensure_started(db, "side", {"sums": moved["sums"]}, contract) is None
+    rebuild(world, ["sums"], moved, processes=1)
+    assert stopped(world, moved).keys() == {"moves", "totals"}
+    assert differences(world, moved) == 0
 
 
 def test_what_is_not_stopped_can_not_be_resumed_and_what_is_stopped_is_not_dropped_by_its_version(
