@@ -247,7 +247,7 @@ async def _require_open(services: Services, kind_: CommandType) -> None:
 
 
 def _stream_id(context: Context) -> Parameter:
-    about = f"Which of {context.name}: text in NFC, nothing in it invisible; with `{context.name}/` at most 200 bytes in UTF-8."
+    about = f"Which of {context.name}: text in NFC, without format characters; with `{context.name}/` at most 200 bytes in UTF-8."
     return openapi.text_in_path("stream_id", about, openapi.A_STREAM)
 
 
