@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from projections.engine.operate.overview import Overview
+    from projections.engine.views.view import View
 
 
 def register(app: typer.Typer) -> None:
@@ -67,7 +68,7 @@ def _result(found: Overview) -> dict[str, Any]:
             view.name: {
                 "code": view.code.version if view.code else None,
                 "live": view.live.version if view.live and not view.stopped else None,
-                "stopped": terminal.plain(view.stopped),
+                "stopped": view.stopped and terminal.plain(view.stopped) | {"how": _how(view.code)},
                 "table": view.live.table if view.live else None,
                 "agent": view.live.agent if view.live else view.code.agent if view.code else None,
                 "parked": len(view.parked),
@@ -97,6 +98,11 @@ def _result(found: Overview) -> dict[str, Any]:
     }
 
 
+def _how(code: View | None) -> str:
+    """The command by which a stopped view goes on."""
+    return "rebuild" if code is None or code.kind == "journal" else "views resume"
+
+
 def _text(found: dict[str, Any]) -> Iterator[RenderableType]:
     from infra.terminal import Text, table
 
@@ -104,7 +110,7 @@ def _text(found: dict[str, Any]) -> Iterator[RenderableType]:
         others = [
             f"{build['table']} ({build['state']}{', as of ' + build['as_of'] if build['as_of'] else ''})"
             for build in view["builds"]
-            if build["state"] != "live"
+            if build["table"] != view["table"]
         ]
         versions = [view[which] and f"v{view[which]}" for which in ("code", "live")]
         if view["stopped"]:
@@ -117,7 +123,7 @@ def _text(found: dict[str, Any]) -> Iterator[RenderableType]:
         if why := view["stopped"]:
             at = f"event {why['stream_version']} of {why['stream']} (partition {why['partition']}, offset {why['offset']})"
             yield Text(f"{name} stopped at {at}, {why['stopped_at']:%F %T}: {why['error']}", "red")
-            yield f"  Correct projections/{name}.py, then `samefold views resume {name}`."
+            yield f"  Correct projections/{name}.py, then `samefold {why['how']} {name}`."
     for agent, now in found["agents"].items():
         at = " ".join(f"{partition}:{offset}" for partition, offset in now["positions"].items())
         lag = now["lag"]

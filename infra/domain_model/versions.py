@@ -141,7 +141,7 @@ def reader(fact: type, step: Older) -> Callable[[bytes | msgspec.Raw], Any]:
         body = step.body(data)
         try:
             event = validate(body)  # events of the class's own version were validated before they were written
-        except MemoryError:
+        except (MemoryError, KeyboardInterrupt):
             raise
         except FAULTS as error:
             why = summary(error) if isinstance(error, ValidationError) else in_words(error)
@@ -169,7 +169,7 @@ def _lead(name: str, start: int, steps: Sequence[Upcaster], data: bytes | msgspe
         if b"null" in (encoded := storable.encode(body)):  # which is how it writes NaN, too
             storable.require_same(body, body)
         return encoded
-    except MemoryError:
+    except (MemoryError, KeyboardInterrupt):
         raise
     except FAULTS as error:
         raise UpcastFailed(f"the upcasters from version {start} of {name} failed: {in_words(error)}") from error

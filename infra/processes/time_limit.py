@@ -42,8 +42,8 @@ class TooSlow(BaseException):
 
 
 SLOW: Final = "too-slow:"
-FAULTS: Final = (Exception, TooSlow, SystemExit)
-"""What an author's function may raise: the process does not end with it."""
+FAULTS: Final = BaseException
+"""What an author's function may raise: the process does not end with it. Its signals have handlers that raise nothing."""
 
 
 def watched(what: Callable[[Mapping[str, Any]], str]) -> Callable[[F], F]:
@@ -97,7 +97,9 @@ def limited(function: Callable[..., T], *arguments: Any) -> T:
     """What an author's function returns. It then raises an Exception, whatever it raises and however long it takes."""
     try:
         return function(*arguments)
-    except (TooSlow, SystemExit) as error:
+    except Exception:
+        raise
+    except FAULTS as error:
         raise RuntimeError(in_words(error)) from None
 
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from functools import partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
+from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen, MultipleOf
 from hypothesis import reject
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -57,7 +57,16 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
         if plain is int:
             least = bounds[Ge].ge if Ge in bounds else bounds[Gt].gt + 1 if Gt in bounds else SMALLEST_INT
             most = bounds[Le].le if Le in bounds else bounds[Lt].lt - 1 if Lt in bounds else LARGEST_INT
-            return st.integers(least, most)
+            step = bounds[MultipleOf].multiple_of if MultipleOf in bounds else 1
+            whole = st.integers(-(-least // step), most // step)
+            return (whole | st.sampled_from([-(-least // step), most // step])).map(lambda n: n * step)
+        if plain in (Decimal, date):
+            least = bounds[Ge].ge if Ge in bounds else bounds[Gt].gt if Gt in bounds else None
+            most = bounds[Le].le if Le in bounds else bounds[Lt].lt if Lt in bounds else None
+            if plain is date:
+                return st.dates(least or date.min, most or date.max)
+            places = next((found for one in bounds.values() if (found := getattr(one, "decimal_places", None))), None)
+            return st.decimals(least, most, places=places, allow_nan=False, allow_infinity=False)
         if plain is datetime:
             return _WITH_ZONE
         if plain is str:

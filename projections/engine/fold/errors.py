@@ -71,6 +71,8 @@ _SLOW = (
 
 
 def poison(view: str, at: At, error: BaseException) -> PoisonEvent:
+    if isinstance(error, KeyboardInterrupt):
+        raise error  # a rebuild is interrupted
     kind, cause = (TooSlowFold, str(error)) if isinstance(error, TooSlow) else (PoisonEvent, error)
     found = kind(view, at.stream, at.version, partition=at.partition, offset=at.offset, cause=cause)
     if kind is TooSlowFold:

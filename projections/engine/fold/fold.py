@@ -202,10 +202,12 @@ def _keys(view: View, exact: Exact, items: Sequence[Item]) -> set[Any]:
         if type(item.event) in subscription:
             try:
                 found.add(exact.key(key(item.event, item.at)))
-            except (TooSlow, MemoryError) as error:  # it might not fail in the fold, which would miss the row then
+            except MemoryError as error:  # it might not fail in the fold, which would miss the row then
                 raise poison(view.name, item.at, error) from error
-            except FAULTS:  # it fails in the fold too, which handles it
+            except Exception:  # noqa: S112 - it fails in the fold too, which handles it
                 continue
+            except FAULTS as error:
+                raise poison(view.name, item.at, error) from error
     return found
 
 

@@ -38,8 +38,9 @@ def droppable(settings: Settings, view: str, which: str) -> list[Build]:
         of_view = [build for build in builds_of(connection, [view]) if exists(connection, build.table)]
         stopped = {one.table for one in stopped_views(connection)}
     named = [build for build in of_view if which in (build.table, str(build.version), f"v{build.version}")]
-    left = [b for b in named if b.state in LEFT and b.table not in stopped]
-    found = left or [b for b in named if b.table == which and b.state is not BuildState.LIVE]
+    named = [build for build in named if build.table not in stopped] or named
+    found = [b for b in named if b.state in LEFT or (b.table == which and b.state is not BuildState.LIVE)]
+    found = [build for build in found if build.table not in stopped]
     if not found:
         states = {b.table: "stopped" if b.table in stopped else b.state for b in named or of_view}
         there = ", ".join(f"{table} is {state}" for table, state in states.items())

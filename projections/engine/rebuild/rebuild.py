@@ -171,14 +171,16 @@ def resume(
     *,
     progress: Progress | None = None,
 ) -> Switched:
-    """Catch stopped views up from where they stopped, by default all, and make them live again: a switch to their own tables.
+    """Catch stopped views up from where they stopped and make them live again: a switch to their own tables.
 
-    Raises NotStopped, PoisonEvent where this code can't take the event either, and what `go_to` raises: NoBuild for a journal,
-    whose rows need the states of then.
+    By default all that can be: those of this code, in their version, but journals, whose rows need the states of then.
+
+    Raises NotStopped, PoisonEvent where this code can't take the event either, and what `go_to` raises.
     """
     with naming(settings), connect(settings, "samefold views") as connection:
-        stopped = [one.view for one in stopped_views(connection)]
-    asked = sorted(set(names)) or stopped
+        stopped = {one.view: one.version for one in stopped_views(connection)}
+    fitting = [name for name, version in stopped.items() if name in views and views[name].version == version]
+    asked = sorted(set(names)) or [name for name in fitting if not states_told_to(views[name])]
     _require_known(asked, views)
     if running := [name for name in asked if name not in stopped]:
         raise NotStopped(
@@ -233,7 +235,7 @@ def _existing(connection: Connection, views: Sequence[View]) -> list[Build]:
         )
         if not candidates:
             raise NoBuild(
-                f"View '{view.name}' has no other table of version {view.version}, which is this code's, to switch to"
+                f"View '{view.name}' has no other table of version {view.version} with this code's columns to switch to"
                 f"{f' together with {journals[0].table}' if journals else ''}.",
                 f"`samefold rebuild {journals[0].view if journals else view.name}` makes one; to go back to another version, run "
                 "that version's code.",

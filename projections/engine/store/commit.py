@@ -94,7 +94,7 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What became of a batch. The other fields are of one that was applied; of one after which a view was stopped, `stop` says why."""
+    """What became of a batch. The other fields are of one that was applied; `stop` also of one after which a view was stopped."""
 
     fate: Fate
     readings: Mapping[int, Reading] = field(default_factory=dict)

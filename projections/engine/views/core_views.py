@@ -6,6 +6,7 @@ They have tables, builds, a live version and verification like any view. They ha
 from __future__ import annotations
 
 import dataclasses
+import re
 from datetime import datetime
 from enum import Enum
 from functools import cache
@@ -151,7 +152,11 @@ def shape_of(kind: Any) -> str:
     if get_origin(kind) is not None:
         origin = getattr(get_origin(kind), "__name__", str(get_origin(kind)))
         return f"{origin}[{','.join(shape_of(argument) for argument in get_args(kind))}]"
-    return kind.__name__ if isinstance(kind, type) else repr(kind)
+    return kind.__name__ if isinstance(kind, type) else _ADDRESS.sub("", repr(kind))
+
+
+_ADDRESS = re.compile(" at 0x[0-9a-f]+")
+"""Of a function, such as a validator: each process has another one."""
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

@@ -3,13 +3,13 @@
 A value that no column can hold gets no further than its command, or the decision that made it."""
 
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import find, given, settings
 from hypothesis import strategies as st
 from pydantic import AfterValidator, AwareDatetime, Field, TypeAdapter, ValidationError, conint
 
@@ -21,6 +21,7 @@ from infra.domain_model.storable import require_exact
 from infra.domain_model.value_limits import LARGEST_INT, SMALLEST_INT, within_limits
 from infra.log.records import Command, Reason, Record, encode
 from infra.testing.facts import facts
+from projections.engine.views.core_views import shape_of
 
 NOON = "2026-12-01T12:00:00Z"
 NO_ZONE, TOO_LATE = "2026-12-01T12:00:00", "9999-12-31T23:59:59-12:00"
@@ -166,3 +167,25 @@ def test_generated_commands_are_valid_and_have_times_of_every_zone(data: st.Data
     assert made.at.utcoffset() == timedelta(0)
     plain = data.draw(facts(Pair))
     assert SMALLEST_INT <= plain.many <= LARGEST_INT
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    at: Moment | None = None
+    price: Annotated[Decimal, Field(ge=0, le=10_000, decimal_places=2)] = Decimal(0)
+
+
+def test_the_shape_of_a_state_is_the_same_in_every_process() -> None:
+    assert " at 0x" not in shape_of(Kept)
+
+
+@fact
+class Priced:
+    price: Annotated[Decimal, Field(ge=0, le=10_000, decimal_places=2)]
+    other: Annotated[Decimal, Field(gt=0, lt=5)]
+    dozens: Annotated[int, Field(ge=0, le=10**24, multiple_of=12)]
+    on: Annotated[date, Field(ge=date(2020, 1, 1), le=date(2020, 1, 2))]
+
+
+def test_generated_values_keep_to_bounds_of_every_kind_and_reach_them() -> None:
+    assert find(facts(Priced), lambda one: one.dozens > 10**23).price <= 10_000
