@@ -185,7 +185,15 @@ def test_each_module_that_decodes_folds_or_writes_is_code() -> None:
     others |= {f"observability/{name}" for name in ("__init__", "correlation", "logs", "metrics", "tracing")}
     others |= {
         f"processes/{name}"
-        for name in ("__init__", "code_identity", "faultpoints", "garbage_collector", "process_end", "services")
+        for name in (
+            "__init__",
+            "code_identity",
+            "faultpoints",
+            "garbage_collector",
+            "process_end",
+            "services",
+            "time_limit",
+        )
     }
     others |= {f"database/{name}" for name in ("__init__", "connect", "own_tables", "revisions", "roles")}
     told = (
