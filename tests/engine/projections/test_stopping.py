@@ -39,11 +39,13 @@ from tests.engine.projections.bankviews import (
     CORRECTED,
     PARKING,
     STILL_BROKEN,
+    a_batch_around,
     behind,
     build_states,
     make_tables,
     rows,
     start_over,
+    stop_as_older_code_would,
     stopping,
     view,
     with_views,
@@ -207,6 +209,12 @@ def test_code_without_the_view_removes_it(bank: Bookkeeper) -> None:
     bank.life(ACCOUNTS, 1)
     fold(world, fewer)
     assert differences(world, fewer) == 0
+
+
+def test_a_batch_that_was_folded_before_the_stop_is_fenced(bank: Bookkeeper) -> None:
+    """It would fold on into a table that stands at positions of its own."""
+    world, views = bank.world, stopping(CORRECTED)
+    assert a_batch_around(world, views, lambda: stop_as_older_code_would(world, "sums")).fate is Fate.FENCED
 
 
 def test_a_worker_that_is_late_stops_nothing(bank: Bookkeeper) -> None:
