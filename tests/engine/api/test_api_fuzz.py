@@ -6,6 +6,7 @@ schemathesis reads the API's own document and asks what it allows, and what it d
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -87,14 +88,17 @@ def _as_meant(case: Case[Any]) -> None:
     """What no schema can say of a valid case.
 
     These headers exclude each other; a key belongs to one command; a cursor is that of an earlier answer; a name's length is
-    counted in bytes; and 991.0, an integer to JSON Schema, is none to us: money is never a float.
+    counted in bytes, and must look like no other; and 991.0, an integer to JSON Schema, is none to us: money is never a float.
     """
     if case.meta is None or not case.meta.generation.mode.is_positive:
         return
     for name, value in case.path_parameters.items():
-        if isinstance(value, str) and len(value.encode(errors="replace")) > LONGEST:
-            cut = unquote(value)[: LONGEST // 4]
-            case.path_parameters[name] = cut if value == unquote(value) else quote(cut, safe="")
+        if isinstance(value, str):
+            plain = unquote(value)
+            cut = plain[: LONGEST // 4] if len(value.encode(errors="replace")) > LONGEST else plain
+            clear = _clear(cut)
+            if clear != plain:
+                case.path_parameters[name] = clear if value == plain else quote(clear, safe="")
     if "If-Match" in case.headers:
         case.headers.pop("If-None-Match", None)
     if "Idempotency-Key" in case.headers:
@@ -102,6 +106,12 @@ def _as_meant(case: Case[Any]) -> None:
     case.query.pop("cursor", None)
     if isinstance(case.body, dict):
         case.body = {name: _whole(value) for name, value in case.body.items()}
+
+
+def _clear(name: str) -> str:
+    """A name that looks like no other."""
+    seen = "".join(one for one in name if unicodedata.category(one) != "Cf")
+    return unicodedata.normalize("NFC", " ".join(seen.split())) or "x"
 
 
 def _whole(value: Any) -> Any:
