@@ -36,7 +36,7 @@ PROGRAMS = {
     "mutants": {"proofs.mutations": r"\d+ of \d+ mutants"},
     "demos": {},
     "bench-self": {},
-    "new-services": {},
+    "new-services": {"proofs.one_fault": r"\d+ services"},
 }
 """By part, modules that take --minutes and --seed, with what finds in what each prints how much it ran. After its programs come
 the tests that have the mark `prove(part=…)`."""

@@ -149,7 +149,7 @@ def switch(
 
 
 def resume(
-    views: Annotated[list[str] | None, typer.Argument(help="Stopped views; without, all.")] = None,
+    views: Annotated[list[str] | None, typer.Argument(help="Stopped views; without, all but journals.")] = None,
     as_json: Json = False,
 ) -> None:
     """Fold stopped views on with this code, from where they stopped, and make them live again."""

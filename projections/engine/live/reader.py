@@ -145,10 +145,8 @@ class Reader:
         self._parts: dict[int, _Partition] = {}
         self._under_way: dict[int, Collection[int]] = {}
         """By lane, the partitions of its batch."""
-        self._newer: dict[int, int] = {}
-        """By partition, the offset of an event that this code does not know, which is its position."""
-        self._failed: set[int] = set()
-        """Partitions that waited at an event which this code knows."""
+        self._newer: dict[int, EngineStop] = {}
+        """By partition, the error at its position: of an event that this code does not know, or could not take."""
         self._checks = 0
         self._check_at = 0.0
         self._checking = False
@@ -188,9 +186,11 @@ class Reader:
         mine = self._assigned & positions.readings.keys()
         if self._checking:
             at = {partition: positions.readings[partition].next_offset for partition in mine}
-            self._newer = {partition: stop for partition, stop in self._newer.items() if at.get(partition) == stop}
-            if self._checks % AGAIN == 0:
-                self._newer = {p: stop for p, stop in self._newer.items() if p not in self._failed}
+            self._newer = {
+                partition: stop
+                for partition, stop in self._newer.items()
+                if at.get(partition) == stop.offset and (isinstance(stop, OtherCode) or self._checks % AGAIN)
+            }
             self._checking = False
         for partition in sorted(mine - self._newer.keys()):
             reading = positions.readings[partition]
@@ -240,9 +240,7 @@ class Reader:
             if not self._newer:
                 self._check_at = now + NEWER_S
             # the batch's other partitions may have been cut short too, so the positions are read again
-            self._newer[result.stop.partition] = result.stop.offset
-            if not isinstance(result.stop, OtherCode):
-                self._failed.add(result.stop.partition)
+            self._newer[result.stop.partition] = result.stop
             return [Newer(result.stop), *self._ask()]
         return [Stop(result.stop)] if result.stop else self.tick(now)
 

@@ -22,7 +22,7 @@ from infra.log.topics import Topic
 from infra.settings import Settings
 from projections.engine.store.command_types import add_types
 from projections.engine.store.event_types import record_event_types
-from projections.engine.store.positions import Positions, read_positions, set_generation
+from projections.engine.store.positions import POINTERS, Positions, read_positions, set_generation
 from projections.engine.views.core_views import code_set
 from projections.engine.views.sql_views import is_in_sql_view
 from projections.engine.views.view import CORE, View
@@ -72,10 +72,8 @@ def ensure_started(
             # of two first starts at once, the second waits here and then finds the first one's positions
             connection.execute("lock table live in share row exclusive mode")
             positions = read_positions(connection, agent, contract.topic)
-            taken = connection.execute(
-                "select 1 from live where view = any(%s) union all select 1 from stopped_views where view = any(%s) limit 1",
-                [list(views)] * 2,
-            ).fetchone()
+            known = f"select 1 from {POINTERS} p where view = any(%s) limit 1"  # noqa: S608
+            taken = connection.execute(known, [list(views)]).fetchone()
             if positions is None and not taken:
                 check_contract(connection, contract)
                 _start(connection, agent, views, contract)

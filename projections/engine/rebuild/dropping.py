@@ -38,7 +38,6 @@ def droppable(settings: Settings, view: str, which: str) -> list[Build]:
         of_view = [build for build in builds_of(connection, [view]) if exists(connection, build.table)]
         stopped = {one.table for one in stopped_views(connection)}
     named = [build for build in of_view if which in (build.table, str(build.version), f"v{build.version}")]
-    named = [build for build in named if build.table not in stopped] or named
     found = [b for b in named if b.state in LEFT or (b.table == which and b.state is not BuildState.LIVE)]
     found = [build for build in found if build.table not in stopped]
     if not found:

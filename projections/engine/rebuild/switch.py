@@ -33,7 +33,7 @@ from projections.engine.rebuild.engines import Progress, Silent
 from projections.engine.store.commit import Batch, prepare
 from projections.engine.store.event_types import drop_other_event_types
 from projections.engine.store.positions import (
-    STOPPED,
+    POINTERS,
     lock_positions,
     read_positions,
     set_generation,
@@ -105,10 +105,7 @@ class Switched:
 
 def pointers(connection: Connection) -> dict[str, Pointer]:
     """What is live, and of a stopped view what was: a switch of others leaves it alone."""
-    found = connection.execute(
-        f"select view, agent, version, table_name from live union all "  # noqa: S608
-        f"select view, agent, version, table_name from {STOPPED} s order by view"
-    )
+    found = connection.execute(f"select view, agent, version, table_name from {POINTERS} p order by view")  # noqa: S608
     return {view: Pointer(view, agent, version, table) for view, agent, version, table in found}
 
 

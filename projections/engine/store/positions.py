@@ -59,6 +59,10 @@ select view, agent, version, table_name from live union all
 STOPPED = "(select * from stopped_views s where not exists (select from live l where l.view = s.view))"
 """The views that are stopped, in SQL. Of one that is live again, an older release's switch may have left the row."""
 
+POINTERS = f"""(
+select view, agent, version, table_name from live union all select view, agent, version, table_name from {STOPPED} s)"""  # noqa: S608
+"""What is live of the views, and of a stopped one what was, in SQL."""
+
 AGENTS = f"(select agent from {LIVE} l where version > 0)"  # noqa: S608
 """The agents whose positions count, in SQL: those of live views, and of policies that have not been removed."""
 
@@ -99,10 +103,7 @@ def read_positions(connection: Connection, agent: str, topic: str) -> Positions 
 
 def live_set(connection: Connection, agent: str) -> dict[str, int]:
     """`Positions.live_set` of the agent's views as they are now. Raises psycopg.Error."""
-    found = connection.execute(
-        f"select view, version from live where agent = %s union all select view, version from {STOPPED} s where agent = %s",  # noqa: S608
-        (agent, agent),
-    )
+    found = connection.execute(f"select view, version from {POINTERS} p where agent = %s", (agent,))  # noqa: S608
     return dict(found.fetchall())
 
 
