@@ -67,7 +67,10 @@ HEADERS = [
 CORS_SENT = (
     "Authorization Correlation-Id Idempotency-Key If-Match If-None-Match Last-Event-ID Prefer traceparent tracestate"
 )
-CORS_READ = "Correlation-Id ETag Idempotency-Key Link Location Preference-Applied Retry-After Samefold-Position WWW-Authenticate"
+CORS_READ = (
+    "Correlation-Id ETag Idempotency-Key Link Location Preference-Applied Retry-After Samefold-Position Samefold-Stopped "
+    "WWW-Authenticate"
+)
 
 
 class CannotListen(SamefoldError):

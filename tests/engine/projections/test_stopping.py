@@ -21,7 +21,7 @@ from infra.log.source import read_range
 from infra.settings import Settings
 from projections.engine.fold.errors import PoisonEvent
 from projections.engine.fold.plan import Plan
-from projections.engine.live.startup import Contract, ensure_started
+from projections.engine.live.startup import Contract, ShapeChanged, ensure_started
 from projections.engine.live.stopping import stop_view
 from projections.engine.live.worker import Worker
 from projections.engine.operate.overview import overview
@@ -275,6 +275,9 @@ def test_what_is_not_stopped_can_not_be_resumed_and_what_is_stopped_is_not_dropp
             resume(world, [name], views)
     with pytest.raises(NotStopped, match="sums, totals"):
         resume(world, ["balances"], views)
+    with pytest.raises(ShapeChanged, match="still version 1") as refused:
+        resume(world, ["sums"], views | {"sums": replace(views["sums"], shape="other columns")})
+    assert "samefold rebuild sums" in refused.value.hint
     for which in ("1", "sums_v1"):
         with pytest.raises(NotDroppable, match="stopped"):
             droppable(world, "sums", which)
