@@ -39,13 +39,12 @@ from infra.testing.fixtures import world_of
 from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.rebuild.rebuild import rebuild, resume
 from projections.engine.store.positions import channel
-from projections.engine.views.core_views import all_views
+from projections.engine.views.core_views import agent_views, all_views
 from projections.engine.views.token import Token
 from projections.engine.views.view import View
 from tests.engine.api.api import Api, everything, named, problem, ready, served, serving, unfolded
-from tests.engine.bookkeeper import fold_all
 from tests.engine.projections.bankviews import BROKEN, SUMS, live_table, make_tables, stop_as_older_code_would, view
-from tests.engine.projections.bankviews import with_views as with_views_of
+from tests.engine.projections.test_stopping import fold
 from tests.engine.spine import (
     command,
     commits,
@@ -292,7 +291,7 @@ def test_the_last_rows_of_a_stopped_view_are_for_who_asks_for_them_by_name(
     assert (live.json(), "Samefold-Stopped" in live.headers) == (get(api, path).json(), False)
     with stopped(shared_world, "balances"):
         decided(shared_world, deposit("last-1", "last-e", 7))
-        fold_all(shared_world, with_views_of({}, "balances"))
+        fold(shared_world, agent_views("core"))
         assert token_now(shared_world) != at
         last = get(api, f"{path}?{LAST}&after={at}")
         assert (last.status_code, last.json(), last.headers["ETag"]) == (200, live.json(), live.headers["ETag"])
@@ -334,7 +333,7 @@ def test_a_watcher_is_told_that_the_view_has_stopped_and_goes_on_when_it_is_resu
             )
             assert other.next().data == told.data
             decided(shared_world, deposit("told", "told-d", 7))
-            fold_all(shared_world, with_views_of({}, "balances"))
+            fold(shared_world, agent_views("core"))
             problem(get(api, path, Last_Event_ID=told.id), 503, "view-stopped")
         assert live.next().data["row"]["cents"] == 7
         assert other.next().event == "gone"
