@@ -196,8 +196,8 @@ class RowFeed:
 
     def _state(self, found: Found, watched: Watched, row: msgspec.Raw | None) -> State:
         if found.stopped is not None:  # for all watchers alike: it tells of no row
-            code, since = found.stopped
-            return State("stopped", f"stopped-{since}", {"code": code, "since": since})
+            code, at = found.stopped
+            return State("stopped", f"stopped-{at}", {"code": code, "since": at})
         if row is None and watched.only:  # also where it is parked: that would tell of the row
             return State("gone", "gone", {})
         stream = stream_of(self._view, watched.key)

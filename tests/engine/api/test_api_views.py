@@ -28,6 +28,7 @@ from api.live_rows import Watcher
 from api.problems import Problem
 from api.services import TOO_MANY_SEARCHES, TOO_MANY_SUBSCRIBERS, Services, Slots
 from api.view_questions import Question
+from api.view_reader import PositionWaits
 from api.views import is_search
 from infra.database.connect import connect
 from infra.database.migrate import upgrade
@@ -312,7 +313,7 @@ def test_the_last_rows_of_a_stopped_view_are_for_who_asks_for_them_by_name(
         problem(get(api, path), 503, "view-stopped")
         assert "if-stopped" in str(problem(get(api, f"{path}?if-stopped=yes"), 422, "invalid")["errors"])
         # what waits would take a place from the readers of other views
-        monkeypatch.setattr(api_services.PositionWaits, "waiting", Mock(side_effect=AssertionError("it waits")))
+        monkeypatch.setattr(PositionWaits, "waiting", Mock(side_effect=AssertionError("it waits")))
         late = problem(get(api, f"{path}?{LAST}&after={token_now(shared_world)}"), 503, "position-not-reached")
         assert str(at) in late["detail"]
     assert get(api, f"{path}?{LAST}").json()["row"]["cents"] == 12
