@@ -13,13 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from confluent_kafka import OFFSET_INVALID, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import (
-    AdminClient,
-    ConfigResource,
-    NewTopic,
-    OffsetSpec,
-    TopicDescription,
-)
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, TopicDescription
 
 from infra.errors import SamefoldError
 from infra.log import clients
