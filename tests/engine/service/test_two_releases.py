@@ -102,10 +102,7 @@ SPENT = (
     ("VERSION = 2\n", "VERSION = 3\n"),
     ("    owner: str\n", "    owner: str\n    spent: int\n"),
     ("0, None, event.owner)", "0, None, event.owner, 0)"),
-    (
-        "    cents, count =",
-        "    spent = row.spent + max(-change(event), 0)\n    cents, count =",
-    ),
+    ("    cents, count =", "    spent = row.spent + max(-change(event), 0)\n    cents, count ="),
     ("row.closed_on, row.owner)", "row.closed_on, row.owner, spent)"),
 )
 MOVED = ("VERSION = 1\n", 'VERSION = 1\nAGENT = "side"\n')
