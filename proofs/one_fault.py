@@ -25,11 +25,11 @@ from typing import NamedTuple
 
 import httpx
 
+from infra.dev.process import free_ports
 from infra.dev.stack import Stack
 from infra.settings import PREFIX
 from infra.testing.fixtures import world_of
 from infra.testing.waiting import until
-from proofs.kit import free_ports
 from proofs.patches import ROOT
 from tests.engine.api.front import is_ready
 

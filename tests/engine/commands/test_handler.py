@@ -151,27 +151,6 @@ def test_a_garbage_command_is_a_recorded_rejection_and_later_ones_go_on(world: S
     assert scalar(world, "select count(*) from command_outcomes_v3 where code = 'malformed'") == 5
 
 
-def test_a_command_from_a_client_with_another_partitioner_is_rejected_as_misrouted(world: Settings) -> None:
-    wrong = next(
-        n for n in map(str, range(40)) if _crc32_partition(world, f"accounts/{n}") != partition_of(f"accounts/{n}", 4)
-    )
-    stream = f"accounts/{wrong}"
-    produce(world, world.commands_topic, _crc32_partition(world, stream), stream.encode(), encode(open_account(wrong)))
-    with handler(world):
-        decided(world, 1)
-        [rejected] = commits(world)
-        assert rejected.reason is not None
-        assert rejected.reason.code == "misrouted"
-        send(world, open_account(wrong))
-        decided(world, 2)
-    project(world)
-    assert outcomes(world, [(stream, f"open-{wrong}")])[stream, f"open-{wrong}"].outcome == "accepted"
-
-
-def _crc32_partition(world: Settings, stream: str) -> int:
-    return zlib.crc32(stream.encode()) % world.partitions
-
-
 def test_hostile_names_and_values_reach_the_rows_unharmed_or_are_rejected(world: Settings) -> None:
     names = ["o'brien; drop table live; --", '"quoted" \\ back', "🏦 emoji", "ü" * 90, "a b\tc".replace("\t", " ")]
     for name in names:
@@ -410,7 +389,7 @@ def test_our_producers_use_murmur2(world: Settings) -> None:
         )
     client.flush(10)
     assert landed == {name: partition_of(name, world.partitions) for name in names}
-    assert landed != {name: _crc32_partition(world, name) for name in names}
+    assert landed != {name: zlib.crc32(name.encode()) % world.partitions for name in names}
 
 
 @pytest.mark.slow

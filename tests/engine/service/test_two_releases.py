@@ -24,12 +24,13 @@ import pytest
 from demo import tree
 from demo.proof import counted_in, rows_of
 from demo.release import CommandLine
+from infra.dev.process import free_ports
 from infra.processes.background_thread import BackgroundThread
 from infra.processes.supervisor import Child, agents, api, handlers
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT
 from infra.testing.waiting import DEADLINE_S, until
-from proofs.kit import Supervised, free_ports
+from proofs.kit import Supervised
 from tests.engine.spine import openings, set_up
 
 Posts = Mapping[str, Mapping[str, Any]]
