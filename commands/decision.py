@@ -87,9 +87,9 @@ def decide(received: Received, before: Versioned, *, epoch: int, seq: int, max_b
     return Decided(commit, value, after)
 
 
-def is_slow(why: Reason | None) -> bool:
+def is_slow(why: Reason) -> bool:
     """Whether a decision was ended."""
-    return why is not None and why.message.startswith(SLOW)
+    return why.message.startswith(SLOW)
 
 
 def _too_large(most: int) -> Reason:

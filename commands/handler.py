@@ -423,7 +423,7 @@ class Handler:
             for action in actions:
                 self._execute(writer, action)
             _count(actions)
-            if actions and isinstance(last := actions[-1], Append) and is_slow(last.reason):
+            if actions and isinstance(last := actions[-1], Append) and last.reason and is_slow(last.reason):
                 rest = [command for command in commands if command.offset > writer.last_command]
                 commands = commands[: len(commands) - len(rest)]
                 self._put_back(partition, _Batch(writer, batch.epoch, rest), 0)
