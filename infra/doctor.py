@@ -232,8 +232,7 @@ def _still(settings: Settings) -> str:
     from infra.database.connect import DatabaseBehind, DatabaseRefused, connect, naming
     from infra.log.clients import KafkaRefused
     from infra.log.topics import Admin, TopicMissing, describe
-    from projections.engine.store.positions import AGENTS
-    from projections.engine.store.stopped import stopped_views
+    from projections.engine.store.positions import AGENTS, stopped_views
 
     def look() -> set[tuple[str, int, int]]:
         commands, events = (describe(settings, topic).end for topic in (settings.commands_topic, settings.events_topic))

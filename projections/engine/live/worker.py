@@ -58,8 +58,6 @@ class Worker:
         self.agent = agent
         self.views = views
         self.plan = plan or Plan(views)
-        self._running = self.plan
-        """The plan of the last turn."""
         self.name = name
         self._metrics = _Metrics(agent)
         self._connections: list[Connection | None] = [None] * lanes
@@ -133,9 +131,7 @@ class Worker:
     def _plan_of(self, positions: Positions) -> Plan:
         """The plan of this code's views without those that are stopped."""
         running = self.plan.views.keys() - positions.stopped.keys()
-        if self._running.views.keys() != running:
-            self._running = self.plan.only(*running)
-        return self._running
+        return self.plan if running == self.plan.views.keys() else self.plan.only(*running)
 
     def apply(self, takes: Mapping[int, tuple[Reading, Sequence[Record]]], turn: int = 0, lane: int = 0) -> BatchResult:
         """Apply records of several partitions in one transaction.

@@ -18,20 +18,11 @@ from infra.errors import SamefoldError
 from infra.settings import Settings
 from projections.engine.live.startup import check_shapes, require_contract
 from projections.engine.rebuild.build_locks import builder, claim, end_builders
-from projections.engine.rebuild.builds import (
-    Build,
-    BuildState,
-    abandon,
-    begin,
-    builds_of,
-    by_id,
-    make_ready,
-)
+from projections.engine.rebuild.builds import Build, BuildState, abandon, begin, builds_of, by_id, make_ready
 from projections.engine.rebuild.engines import EngineFor, Local, Progress, Silent
 from projections.engine.rebuild.filling import Filled, Filling
 from projections.engine.rebuild.switch import Pointer, Switched, leader_of, plan_move, pointers, switch
-from projections.engine.store.positions import STOPPED
-from projections.engine.store.stopped import stopped_views
+from projections.engine.store.positions import STOPPED, stopped_views
 from projections.engine.views.core_views import code_set, states_told_to
 from projections.engine.views.view import View
 
@@ -142,11 +133,7 @@ def _build(
 
 
 def go_to(
-    settings: Settings,
-    names: Iterable[str],
-    views: Mapping[str, View],
-    *,
-    progress: Progress | None = None,
+    settings: Settings, names: Iterable[str], views: Mapping[str, View], *, progress: Progress | None = None
 ) -> Switched:
     """Make existing builds of this code's versions live: of these views, or without names of all that this code needs.
 
@@ -167,11 +154,7 @@ def go_to(
 
 
 def resume(
-    settings: Settings,
-    names: Iterable[str],
-    views: Mapping[str, View],
-    *,
-    progress: Progress | None = None,
+    settings: Settings, names: Iterable[str], views: Mapping[str, View], *, progress: Progress | None = None
 ) -> Switched:
     """Catch stopped views up from where they stopped and make them live again: a switch to their own tables.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -48,6 +49,22 @@ class Positions:
     @property
     def tables(self) -> dict[str, str]:
         return {name: live.table for name, live in self.live.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedView:
+    """A view that could not take this event. `version` is the view's; its table holds what came before the event."""
+
+    view: str
+    version: int
+    table: str
+    stream: str
+    stream_version: int
+    partition: int
+    offset: int
+    code: str
+    error: str
+    stopped_at: datetime
 
 
 LIVE = """(
@@ -105,6 +122,12 @@ def live_set(connection: Connection, agent: str) -> dict[str, int]:
     """`Positions.live_set` of the agent's views as they are now. Raises psycopg.Error."""
     found = connection.execute(f"select view, version from {POINTERS} p where agent = %s", (agent,))  # noqa: S608
     return dict(found.fetchall())
+
+
+def stopped_views(connection: Connection) -> list[StoppedView]:
+    """By name. Raises psycopg.Error."""
+    columns = "view, version, table_name, stream, stream_version, partition, log_offset, code, error, stopped_at"
+    return [StoppedView(*row) for row in connection.execute(f"select {columns} from {STOPPED} s order by view")]  # noqa: S608
 
 
 def skips_of(rows: Any) -> dict[tuple[str, str], list[tuple[int, int]]]:
