@@ -55,9 +55,11 @@ def react(event: MoneyDeposited, at: At) -> list[Send]:
 def running(world: Settings, folder: Path, file: str, *edit: str, policies: bool = False) -> Crew:
     """An agent with this edit, supervised; with `policies`, all that a service needs."""
     code = write_tree(folder / f"code-{len([*folder.iterdir()])}", ROOT, {file: [edit]} if edit else {})  # type: ignore[list-item]
-    counts = {"handler_count": int(policies), "policies_count": int(policies)}
+    more = int(policies)
     limited = world.model_copy(update={"decide_limit_s": 1})
-    return Crew(limited, folder, agent_count=1, **counts, environment=tree.environment(code))
+    return Crew(
+        limited, folder, handler_count=more, agent_count=1, policies_count=more, environment=tree.environment(code)
+    )
 
 
 @pytest.mark.parametrize("fault", [KILL, CRASH, HANG])
