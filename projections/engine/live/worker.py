@@ -42,11 +42,11 @@ log = logging.getLogger(__name__)
 Takes: TypeAlias = Mapping[int, tuple[Reading, Sequence[Record]]]
 
 ATTEMPTS = 3
-_ATTEMPT = threading.Lock()
-"""One attempt at a time in all workers of this process, so that it ends in the one that is kept, or in none.
+_ONE_AT_A_TIME = threading.Lock()
+"""For the attempts of all workers of this process: where one ends it, no other is under way and looks guilty.
 
-A later batch of another partition may end it meanwhile. But the next process begins right there, so that partition's next death is
-in an attempt of its own, and the view that was folded alone just now is not suspected three times at one event.
+A later batch of another partition may end the process during an attempt. But the next process begins with that batch, as an attempt
+of its own. So a view that is folded alone meanwhile is not suspected three times at one event.
 """
 
 
@@ -179,7 +179,7 @@ class Worker:
         if self._begun.issuperset(takes) or committer is None or turn != self._turn:
             return self.apply(takes, turn, lane)
         readings: dict[int, Reading] = {}
-        with _ATTEMPT:
+        with _ONE_AT_A_TIME:
             for partition, (was, records) in takes.items():
                 before = self._attempts.setdefault(partition, committer.positions.attempts.get(partition, Attempt()))
                 suspects = [record for record in records if record.offset <= before.last]
@@ -199,25 +199,22 @@ class Worker:
         ended_one = len(records) == 1 and attempt[:2] == self._attempts[partition][:2]
         stop = self._fold_alone(committer, take, lane) if ended_one else None
         self._keep(partition, attempt, lane)
-        none: Takes = {partition: (was, ())}
-        result = self._apply(none, turn, lane, stop) if stop else self.apply(take, turn, lane)
+        result = self._apply({partition: (was, ())}, turn, lane, stop) if stop else self.apply(take, turn, lane)
         if result.fate is not Fate.APPLIED or result.stop is not None:
             # this process lives; and where it gave up, the next one may have corrected code
             self._keep(partition, attempt._replace(view=stop.view) if stop else Attempt(), lane)
         return result
 
     def _fold_alone(self, committer: Committer, take: Takes, lane: int) -> EndedTheAgent | None:
-        """Fold a record for one view after the other, of which only the name is kept. The error of one that ended agents before."""
+        """Fold a record for one view after the other, keeping only which one. The error of a view that ended agents before."""
         [(partition, (was, records))] = take.items()
         plan, before = committer.plan, self._attempts[partition]
         _, counted, _, _ = read_readable(was, self.own(partition, was, records)[0], plan.decode)
-        if not counted:
-            return None
         known = before.view in plan.views
         number = before.number + 1 if known else 1
-        if number > ATTEMPTS:
+        if number > ATTEMPTS and counted:
             [(offset, _, commit)] = counted
-            why = f"ended-the-agent: folding it ended {ATTEMPTS} agents; their logs or exit codes say how"
+            why = f"ended-the-agent: folding it ended {ATTEMPTS} agents, and it never parks; their logs or exit codes say how"
             return EndedTheAgent(
                 before.view, commit.stream, commit.version, partition=partition, offset=offset, cause=why
             )
