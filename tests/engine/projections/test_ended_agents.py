@@ -1,7 +1,4 @@
-"""make test-all: an event that ends its agent each time, in native code or for want of memory, is found, and stops one view alone.
-
-Agents run as supervised processes, with a copy of the sample whose views, states or policies end them.
-"""
+"""make test-all: an event that ends its agent each time, in native code or for want of memory, is found, and stops one view alone."""
 
 from __future__ import annotations
 
