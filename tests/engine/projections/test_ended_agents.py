@@ -1,4 +1,4 @@
-"""make test-all: an event that ends its agent each time, in native code or for want of memory, is found, and stops one view alone."""
+"""make test-all: an event that ends its agent each time, as a crash in native code does, stops one view alone."""
 
 from __future__ import annotations
 
