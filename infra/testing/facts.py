@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from infra.domain_model.value_limits import LARGEST_INT, SMALLEST_INT
+from infra.processes.time_limit import watched
 
 _NO_CONTROLS = r"^[^\x00-\x1f\x7f-\x9f]"
 """How the patterns of `Text` and its like begin: they allow all that the alphabet below has."""
@@ -36,6 +37,7 @@ def facts(cls: type) -> st.SearchStrategy[Any]:
     return st.builds(partial(_made, cls), **{name: _values(hints[name]) for name in names})
 
 
+@watched(lambda local: f"a check of {local['cls'].__name__}")
 def _made(cls: type, **values: Any) -> Any:
     try:
         return cls(**values)
