@@ -138,9 +138,9 @@ class _Watch:
         """End the process where a call waits in C, which no signal's exception ends, and uses no processor's time."""
         own = _Watch(self.limit_s)
         while signal.getsignal(signal.SIGALRM) == self.look:
-            time.sleep(self.limit_s)
+            time.sleep(self.limit_s / LOOKS)
             own._count(sys._current_frames().get(threading.main_thread().ident or 0))
-            if own._looks == PATIENCE:
+            if own._looks == PATIENCE * LOOKS:
                 os.kill(os.getpid(), signal.SIGPROF)
 
     def _count(self, frame: FrameType | None) -> tuple[list[FrameType], FrameType | None]:

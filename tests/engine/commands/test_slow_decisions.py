@@ -98,13 +98,15 @@ def test_a_decision_that_does_not_end_is_recorded_as_failed_and_the_partition_go
 def test_checks_that_do_not_end_are_made_one_by_one(world: Settings, tmp_path: Path, is_attempt: bool) -> None:
     """Many of them at once would cost the handler its place in the group."""
     slow = [deposit("ada", f"slow{n}", CHECK_LOOP) for n in range(5)]
-    with handlers(world, tmp_path, open_account("ada"), *(slow if is_attempt else ())):
+    with handlers(world, tmp_path, open_account("ada"), *(slow if is_attempt else ())) as crew:
         decided(world, 1)
         if not is_attempt:
             send(world, *slow)
         until(lambda: len(commits(world)) > 1, "the first one has its outcome")
         assert len(commits(world)) < 6
         assert decided(world, 6)[1:] == [(f"slow{n}", "TooSlow") for n in range(5)]
+    log = (tmp_path / f"{crew.handlers[0].name}.log").read_text()
+    assert [log.count(f"a check of Deposit slow{n} of accounts/ada takes longer") for n in range(5)] == [1] * 5
 
 
 @pytest.mark.slow

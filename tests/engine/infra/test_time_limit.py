@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from infra.testing.waiting import DEADLINE_S
+
 CODE = """
 from infra.processes.time_limit import limit_calls, limited
 def loop():
@@ -44,6 +46,7 @@ def test_a_call_without_an_end_is_ended_and_the_next_is_made(function: str) -> N
 @pytest.mark.parametrize("function", ["lambda: sum(range(10**13))", "catch", "wait", "sleep_on"])
 def test_a_call_in_c_that_can_not_be_ended_ends_its_process(function: str) -> None:
     stuck = CODE.replace("FUNCTION", function)
-    done = subprocess.run([sys.executable, "-c", stuck], capture_output=True, text=True, check=False)
+    program = [sys.executable, "-c", stuck]
+    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
     assert done.returncode < 0
     assert "most recent call first" in done.stderr
