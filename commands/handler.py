@@ -453,8 +453,7 @@ class Handler:
         if last >= before.last:
             del self._attempts[partition]
         if number > ATTEMPTS:
-            who = f"command {commands[0].id} of {commands[0].stream}"
-            log.error("handler %s: %s ended %d handlers", self.name, who, ATTEMPTS)
+            log.error("handler %s: %s of %s ended %d handlers", self.name, commands[0].id, commands[0].stream, ATTEMPTS)
             return [msgspec.structs.replace(one, unchecked=None, rejection=_ENDED) for one in commands]
         with suppress(KafkaException):  # then it is not counted
             mark = self._mark(first, partition, _Attempt(number, first, last))

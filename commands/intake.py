@@ -79,10 +79,7 @@ class Received(msgspec.Struct, frozen=True):
 
 
 def receive(record: Record, intake: Intake, *, own_checks: bool = True) -> Received:
-    """Check everything that does not need the stream's state. Raises nothing, whatever the record holds.
-
-    Without the command's own checks, which may end the process, the command is left `unchecked`.
-    """
+    """Check what does not need the stream's state; without `own_checks`, it is `unchecked`. Raises nothing, whatever it holds."""
     try:
         envelope = decode_command(record.value or b"")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
