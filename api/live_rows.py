@@ -117,7 +117,7 @@ class RowFeed:
 
     def __init__(self, view: View, views: ViewReader, notifications: Notifications) -> None:
         self._view = view
-        self._views = views
+        self._views = views.with_last_rows()
         self._watchers: dict[Watched, set[Watcher]] = {}
         self._task: asyncio.Task[None] | None = None
         self._due = asyncio.Event()
@@ -195,6 +195,9 @@ class RowFeed:
                     watcher.send(state.tag, frame)
 
     def _state(self, found: Found, watched: Watched, row: msgspec.Raw | None) -> State:
+        if found.stopped is not None:  # for all watchers alike: it tells of no row
+            code, at = found.stopped
+            return State("stopped", f"stopped-{at}", {"code": code, "since": at})
         if row is None and watched.only:  # also where it is parked: that would tell of the row
             return State("gone", "gone", {})
         stream = stream_of(self._view, watched.key)

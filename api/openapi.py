@@ -133,8 +133,8 @@ def parameter(where: Callable[..., Any], name: str, about: str, schema: Json) ->
     """One in `where`: `Path`, `Query` or `Header`."""
     annotation = Annotated[Any, where(alias=name, description=about), WithJsonSchema(schema)]
     default = Parameter.empty if where is Path else schema.get("default")
-    # with a prefix: a view's column may have the name of a header or a keyword of Python
-    unique = f"{where.__name__}_{name}".replace("-", "_")
+    # with a prefix: a view's column may have the name of a header or a keyword of Python; none begins with an underscore
+    unique = f"{where.__name__}_{name if name.isidentifier() else '_' + name.replace('-', '_')}"
     return Parameter(unique, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 

@@ -67,7 +67,10 @@ HEADERS = [
 CORS_SENT = (
     "Authorization Correlation-Id Idempotency-Key If-Match If-None-Match Last-Event-ID Prefer traceparent tracestate"
 )
-CORS_READ = "Correlation-Id ETag Idempotency-Key Link Location Preference-Applied Retry-After Samefold-Position WWW-Authenticate"
+CORS_READ = (
+    "Correlation-Id ETag Idempotency-Key Link Location Preference-Applied Retry-After Samefold-Position Samefold-Stopped "
+    "WWW-Authenticate"
+)
 
 
 class CannotListen(SamefoldError):
@@ -111,12 +114,7 @@ def server_of(settings: Settings, name: str, host: str, port: int) -> Server:
     require_safe(settings, host)
     app = create_app(settings, name)
     most = _most_connections(settings)
-    bounds = {
-        "within_s": settings.api_read_timeout_s,
-        "most": most,
-        "waiting": OrderedDict(),
-        "unread": OrderedDict(),
-    }
+    bounds = {"within_s": settings.api_read_timeout_s, "most": most, "waiting": OrderedDict(), "unread": OrderedDict()}
     hsts = [("Strict-Transport-Security", f"max-age={settings.api_hsts_s}")] if settings.api_hsts_s else []
     config = uvicorn.Config(
         _readable_elsewhere(app, settings),

@@ -123,7 +123,6 @@ class StoreChecks:
         self._status = StatusLog(log, name)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store checks")
         self._admin: topics.Admin
-        self._hasty: topics.Admin
         self._commands: Mapping[int, tuple[int, int]] = {}
         self._kafka_at = float("-inf")
         self._topics: tuple[Topic, Topic] | None = None
@@ -181,7 +180,6 @@ class StoreChecks:
     async def keep_checking(self) -> None:
         """Check the stores until this is cancelled."""
         self._admin = topics.Admin(self._settings, KAFKA_S)
-        self._hasty = topics.Admin(self._settings, CHECK_S)
         try:
             while True:
                 started = time.monotonic()
@@ -268,8 +266,8 @@ class StoreChecks:
         """What no request depends on: unknown where this process may not ask for the handlers' group."""
         self._commands = {}
         with suppress(KafkaException, SamefoldError):
-            told = release.decided(self._hasty, self._settings)
-            ends = topics.ends(commands, self._hasty)
+            told = release.decided(self._admin, self._settings)
+            ends = topics.ends(commands, self._admin)
             self._commands = {partition: (told.get(partition, 0), end) for partition, end in ends.items()}
 
     async def _ask_topics(self) -> None:

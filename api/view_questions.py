@@ -22,6 +22,8 @@ MOST_ROWS = 1_000
 FEW_ROWS = 100
 PAGING = ("limit", "cursor", "after")
 """Names of parameters; a column of the same name can't be filtered by."""
+IF_STOPPED, LAST_ROWS = "if-stopped", "last-rows"
+"""A parameter, whose name no column can have, and its only value."""
 
 
 class BadCursor(SamefoldError):
@@ -76,7 +78,7 @@ def key_of(view: View, request: Request) -> Values:
 def question_of(view: View, request: Request) -> Question:
     """The page that is asked for. Raises Problem 422, BadCursor, BadValue."""
     columns = {column.name: column for column in view.columns if column.name not in PAGING}
-    refuse_unknown(request, {*columns, *PAGING})
+    refuse_unknown(request, {*columns, *PAGING, IF_STOPPED})
     given = dict(request.query_params)
     filters, errors = {}, []
     for name, text in given.items():
@@ -94,7 +96,7 @@ def question_of(view: View, request: Request) -> Question:
     asked = sorted((name, text) for name, text in given.items() if name in columns)
     bound = [view.name, view.shape, *(part for pair in asked for part in pair)]
     after_key = _after(view, given["cursor"], bound) if "cursor" in given else None
-    rest = [(name, text) for name, text in given.items() if name in columns or name == "limit"]
+    rest = [(name, text) for name, text in given.items() if name in columns or name in ("limit", IF_STOPPED)]
     return Question(filters, after_key, int(text), bound, rest)
 
 

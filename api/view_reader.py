@@ -7,6 +7,7 @@ import base64
 import hashlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from copy import copy
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -32,6 +33,7 @@ from projections.engine.views.view import Kind, View
 READ_AGAIN_S = 1.0
 """A waiting request reads again after so long without a notification: one may be lost."""
 
+CORRECT_IT = "Its code must be corrected: `samefold views` says why it stopped."
 TOO_MANY_READERS = kind(429, "too-many-readers", "Too many readers wait for the read model already.", 1)
 
 Values: TypeAlias = tuple[Any, ...]
@@ -73,6 +75,13 @@ class ViewReader:
         self._pool = pool
         self._positions = positions
         self._tables: dict[str, str] = {}
+        self._takes_last_rows = False
+
+    def with_last_rows(self) -> ViewReader:
+        """The same, but of a stopped view it reads the last rows."""
+        reader = copy(self)
+        reader._takes_last_rows = True
+        return reader
 
     async def by_keys(
         self, view: View, keys: Sequence[Values], streams: Sequence[str] = (), only: Sequence[Rows] = ()
@@ -116,14 +125,21 @@ class ViewReader:
         self, seen: Token, agent: str, wait_s: float, request: Request, read: Callable[[], Awaitable[Found]]
     ) -> Found:
         """What `read` finds, as soon as that is no older than `seen`. Raises PositionNotReached after `wait_s`, ClientGone."""
+
+        def is_reached(found: Found) -> bool:
+            if (covered := seen.covered_by(found.position)) or found.stopped is None:
+                return covered
+            # it does not move, and requests that wait take places from other views' readers
+            raise PositionNotReached(f"The view has stopped: it is at {found.position}.", CORRECT_IT)
+
         found = await read()
-        if seen.covered_by(found.position):
+        if is_reached(found):
             return found
         deadline = asyncio.get_running_loop().time() + wait_s
         with self._positions.waiting(agent, seen) as waiter:
             while True:
                 found = await read()
-                if seen.covered_by(found.position):
+                if is_reached(found):
                     return found
                 with watched(request):
                     if not await waiter.after(found.position, deadline):
@@ -149,26 +165,28 @@ class ViewReader:
                 table = await self._live_table(view)
 
     async def _execute(self, query: Query) -> Found | None:
-        """None where the view is not live."""
+        """None where the view is not live, nor stopped where last rows are taken."""
+        text = query.if_stopped if self._takes_last_rows else query.text
         async with self._pool.connection() as connection:
-            row = await (await connection.execute(query.text, query.parameters)).fetchone()
+            row = await (await connection.execute(text, query.parameters)).fetchone()
         return row and queries.found(row[0])
 
     async def _live_table(self, view: View) -> str:
-        """Of this code's version, whose columns a query can name. Raises ViewNotLive, ViewStopped."""
+        """Of this code's version, whose columns a query can name. Raises ViewNotLive, ViewStopped where no last rows are taken."""
         async with self._pool.connection() as connection:
             cursor = await connection.execute(_LIVE_TABLE, (view.name, view.name))
             version, table, stopped, since = await cursor.fetchone() or (None, None, None, None)
         if stopped or version != view.version:
             self._tables.pop(view.name, None)
-        if stopped:
+        if stopped and not (self._takes_last_rows and version == view.version):
             raise ViewStopped(
                 f"View '{view.name}' has not been kept up to date since {since:%Y-%m-%dT%H:%M:%S%z}: {stopped}.",
-                "Its code must be corrected: `samefold views` says why it stopped.",
+                CORRECT_IT,
             )
         if version != view.version:
             raise self._not_live(view, version)
-        self._tables[view.name] = str(table)
+        if not stopped:
+            self._tables[view.name] = str(table)
         return str(table)
 
     def _not_live(self, view: View, version: int | None) -> ViewNotLive:

@@ -22,11 +22,13 @@ from api.door import caller_of, valid_for_s
 from api.live_rows import EventStream
 from api.openapi import JSON, Json, Parked, Position, Route, parameter, responses
 from api.permissions import DENIED, readable, rows_for
-from api.problems import CALLERS_FAULT, INVALID, STOPPING, kind, kind_of, problem_of
+from api.problems import CALLERS_FAULT, INVALID, STOPPING, invalid, kind, kind_of, problem_of
 from api.requests import BAD_SEGMENT, path_of, preferences, refuse_unknown, single
 from api.services import TOO_MANY_SEARCHES, TOO_MANY_SUBSCRIBERS, Services, services_of
 from api.view_questions import (
     FEW_ROWS,
+    IF_STOPPED,
+    LAST_ROWS,
     MOST_ROWS,
     PAGING,
     is_nullable,
@@ -38,6 +40,7 @@ from api.view_reader import (
     TOO_MANY_READERS,
     PositionNotReached,
     ViewNotLive,
+    ViewReader,
     ViewStopped,
     content_tag,
     row_members,
@@ -84,7 +87,9 @@ def _add(router: APIRouter, view: View) -> None:
     to_row = f"/views/{view.name}/" + "/".join(f"{{{column.name}}}" for column in view.key)
     router.add_api_route(
         f"/views/{view.name}",
-        openapi.describe(_page(view), *about.filters, *_PAGE, openapi.AFTER, openapi.PREFER, _IF_NONE_MATCH),
+        openapi.describe(
+            _page(view), *about.filters, *_PAGE, openapi.AFTER, _IF_STOPPED, openapi.PREFER, _IF_NONE_MATCH
+        ),
         operation_id=f"views_{view.name}",
         summary=f"Rows of {view.name}, by key",
         description=view.question,
@@ -96,7 +101,7 @@ def _add(router: APIRouter, view: View) -> None:
     )
     router.add_api_route(
         to_row,
-        openapi.describe(_row(view), *about.key, openapi.AFTER, openapi.PREFER, _IF_NONE_MATCH),
+        openapi.describe(_row(view), *about.key, openapi.AFTER, _IF_STOPPED, openapi.PREFER, _IF_NONE_MATCH),
         operation_id=f"views_{view.name}_row",
         summary=f"One row of {view.name}",
         description=view.question,
@@ -110,7 +115,8 @@ def _add(router: APIRouter, view: View) -> None:
         operation_id=f"views_{view.name}_live",
         summary=f"One row of {view.name}, whenever it changes",
         description="Server-sent events: `row` with the row as it is now, `gone` when there is none, `parked` when it is not "
-        "kept up to date. A client that reads slowly gets only the newest state. The stream ends when the token does.",
+        "kept up to date, `stopped` when the view is not, until it is resumed. A client that reads slowly gets "
+        "only the newest state. The stream ends when the token does.",
         response_class=EventStream,
         status_code=200,
         responses=responses(
@@ -129,7 +135,7 @@ def require_promises(services: Services) -> None:
 
 def answered(request: Request, tag: str, found: Found, body: bytes, headers: Mapping[str, str]) -> Response:
     """200, or 304 where the client has it."""
-    seen = {"ETag": f'W/"{tag}"', "Samefold-Position": str(found.position), **headers}
+    seen = {"ETag": f'W/"{tag}"', **_as_of(found), **headers}
     given = ",".join(request.headers.getlist("If-None-Match"))
     # by the weak comparison that RFC 9110 asks for there (section 13.1.2)
     if given.strip() == "*" or tag in _ETAG.findall(given):
@@ -167,13 +173,12 @@ def _row(view: View) -> Route:
     async def route(request: Request) -> Response:
         only = rows_for(request, view)
         key = key_of(view, request)
-        refuse_unknown(request, {"after"})
+        refuse_unknown(request, {"after", IF_STOPPED})
         stream = stream_of(view, key)
         streams = [stream] if stream is not None else []
-        views = services_of(request).views
+        views = _reader(request)
         found = await found_by(view, request, lambda: views.by_keys(view, [key], streams, [only] if only else ()))
-        position = str(found.position)
-        at = {"Samefold-Position": position}
+        position, at = str(found.position), _as_of(found)
         if only and not found.rows:  # also where it is parked: that would tell of the row
             raise NO_ROW(headers=at, position=position)
         if stream is not None and (since := found.parked_since.get(stream)) is not None:
@@ -190,14 +195,12 @@ def _row(view: View) -> Route:
 def _page(view: View) -> Route:
     async def route(request: Request) -> Response:
         only, asked = rows_for(request, view), question_of(view, request)
-        most, services = asked.limit + 1, services_of(request)
+        most, services, views = asked.limit + 1, services_of(request), _reader(request)
         caller = caller_of(request)
         is_searched = any(is_search(view, one) for one in _filtered(asked.filters, only))
         async with services.searching(caller.subject if caller else None) if is_searched else nullcontext():
-            found = await found_by(
-                view, request, lambda: services.views.page(view, asked.filters, asked.after_key, most, only)
-            )
-        rows = (await services.views.shown(found))[: asked.limit]
+            found = await found_by(view, request, lambda: views.page(view, asked.filters, asked.after_key, most, only))
+        rows = (await views.shown(found))[: asked.limit]
         next_page = None
         if len(found.rows) > asked.limit:
             # of the row as it is stored: so the table is ordered, and addresses end up in logs
@@ -242,6 +245,14 @@ def _live(view: View) -> Route:
     return route
 
 
+def _reader(request: Request) -> ViewReader:
+    """Where the request asks for that, one that reads the last rows of a stopped view. Raises Problem 422."""
+    views, given = services_of(request).views, request.query_params.get(IF_STOPPED)
+    if given not in (None, LAST_ROWS):
+        raise invalid([(f"query.{IF_STOPPED}", f"Its only value is {LAST_ROWS}.")])
+    return views.with_last_rows() if given else views
+
+
 async def found_by(view: View, request: Request, read: Callable[[], Awaitable[Found]]) -> Found:
     """What a read finds, once it is no older than `after` asks for. Raises Problem 429, 503, BadToken, OtherLog, ViewNotLive, …"""
     services = services_of(request)
@@ -253,6 +264,12 @@ async def found_by(view: View, request: Request, read: Callable[[], Awaitable[Fo
     seen.require_log(topic.id, topic.partitions)
     wait_s = preferences(request, settings.api_max_wait_s).wait_or(settings.api_wait_s)
     return await services.views.no_older(seen, view.agent, wait_s, request, read)
+
+
+def _as_of(found: Found) -> dict[str, str]:
+    """The headers that say how far the rows are folded and, of a stopped view, since when no further."""
+    stopped = {"Samefold-Stopped": found.stopped[1]} if found.stopped else {}
+    return {"Samefold-Position": str(found.position), **stopped}
 
 
 def is_search(view: View, filtered: Collection[str]) -> bool:
@@ -332,7 +349,7 @@ def _filter(view: View, name: str) -> Parameter:
 def _events(row: Any, parked: Json) -> Json:
     """Server-sent events with a row's state as JSON (OpenAPI 3.2, section 4.14.4): `gone` has no row."""
     since = Annotated[int, Field(description="The stream's first version that the row leaves out.")]
-    members = {"row": row, **parked, "since_version": since}
+    members = {"row": row, **parked, "since_version": since, "code": str, "since": str}
     optional = {name: NotRequired[kind] for name, kind in members.items()}
     state = TypedDict("State", {"position": Position, **optional})  # type: ignore[misc]
     schema: Json = TypeAdapter(state).json_schema(ref_template=openapi.REF)
@@ -348,11 +365,20 @@ _PAGE = (
     parameter(Query, "limit", "How many rows.", _LIMIT),
     parameter(Query, "cursor", "Where the page before ended; it is part of `next`.", {"type": "string"}),
 )
+_IF_STOPPED = parameter(
+    Query,
+    IF_STOPPED,
+    "Where the view has stopped: its last rows, at the position where it stopped, instead of 503.",
+    {"type": "string", "enum": [LAST_ROWS]},
+)
 _IF_NONE_MATCH = openapi.in_header("If-None-Match", "ETags of earlier answers: 304 if one still holds.", 'W/"4711"')
 _LAST_EVENT_ID = openapi.in_header("Last-Event-ID", "The `id` of the last event; an EventSource sends it.", "4711")
 _SEEN = {
     "ETag": openapi.header("For If-None-Match"),
     "Samefold-Position": openapi.header("The position token, as in the body"),
+    "Samefold-Stopped": openapi.header(
+        "Since when the view has stopped, where it has", type="string", format="date-time"
+    ),
 }
 _READ: openapi.Responses = {
     200: {"headers": _SEEN},

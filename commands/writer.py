@@ -268,9 +268,8 @@ class Writer:
             self.last_command = command.offset
             self.overlay.add_own(decided.commit, decided.after)
             actions.append(Append(self.seq, command.stream, decided.value, command.headers, decided.commit.reason))
-            if (why := decided.commit.reason) and is_slow(
-                why
-            ):  # many of these in one batch would cost the handler its place
+            # many of these in one batch would cost the handler its place
+            if (why := decided.commit.reason) and is_slow(why):
                 break
         if actions and self.unacknowledged_since is None:
             self.unacknowledged_since = now

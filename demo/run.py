@@ -24,6 +24,7 @@ from demo.sending import Sending
 from demo.transfers import Moved, Transfers
 from demo.watch import Watch
 from infra.database import migrate
+from infra.dev.process import free_ports
 from infra.dev.stack import Stack, make_folder
 from infra.errors import SamefoldError
 from infra.log import topics
@@ -33,7 +34,6 @@ from infra.terminal import progress
 from projections.engine.rebuild.rebuild import Rebuilt, rebuild
 from projections.engine.verify.verify import Verified, verify
 from projections.engine.views.core_views import all_views
-from proofs.kit import free_ports
 
 FOLDER = "demo"
 REBUILT = "balances"

@@ -52,8 +52,7 @@ Moment = Annotated[datetime, AfterValidator(in_utc)]
 """A time with its zone, kept in UTC to the microsecond. Which zone it came in is lost: keep that in a field of its own."""
 
 SubjectId = Annotated[
-    str,
-    Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$", json_schema_extra={"x-subject": True}),
+    str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$", json_schema_extra={"x-subject": True})
 ]
 """The command's field that says whose its personal values are. Without one they are its stream's: `customers/ada`."""
 

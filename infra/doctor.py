@@ -227,12 +227,12 @@ def _archive(settings: Settings) -> str:
 
 
 def _still(settings: Settings) -> str:
-    """Compares two looks at who has something to do."""
+    """Compares two looks at who has something to do, and names the views that have stopped."""
     from commands.release import decided
     from infra.database.connect import DatabaseBehind, DatabaseRefused, connect, naming
     from infra.log.clients import KafkaRefused
     from infra.log.topics import Admin, TopicMissing, describe
-    from projections.engine.store.positions import AGENTS
+    from projections.engine.store.positions import AGENTS, stopped_views
 
     def look() -> set[tuple[str, int, int]]:
         commands, events = (describe(settings, topic).end for topic in (settings.commands_topic, settings.events_topic))
@@ -248,12 +248,18 @@ def _still(settings: Settings) -> str:
     try:
         if before := look():
             time.sleep(STILL_S)
-            if still := sorted(before & look()):
-                raise Unfit(
-                    "; ".join(f"{who}: partition {at} at offset {offset}" for who, at, offset in still)
-                    + f" did not move within {STILL_S:.0f} s, although there is more.",
-                    "Are its processes running (`samefold run`)? Their logs say why they wait.",
-                )
+            before &= look()
+        still = f"did not move within {STILL_S:.0f} s, although there is more"
+        found = [f"{who}: partition {at} at offset {offset} {still}" for who, at, offset in sorted(before)]
+        with naming(settings), connect(settings, "doctor") as connection:
+            views = stopped_views(connection)
+        found += [f"{one.view}: stopped at event {one.stream_version} of {one.stream}: {one.error}" for one in views]
+        if found:
+            raise Unfit(
+                f"{'; '.join(found)}.",
+                "Are the processes running (`samefold run`)? Their logs say why they wait. A view that has stopped goes on once "
+                "its code is corrected: `samefold views resume NAME`, or of a journal `samefold rebuild NAME`.",
+            )
     except (NotConfigured, TopicMissing, DatabaseBehind, DatabaseRefused, KafkaRefused) as error:
         return f"not checked: {error.message}"
     return "nobody"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import signal
-import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Self
@@ -88,13 +87,6 @@ class Supervised:
 def name_of(child: Child) -> str:
     """The name that a supervised process was given: it is known by it to Kafka and PostgreSQL."""
     return child.arguments[child.arguments.index("--name") + 1]
-
-
-def free_ports(count: int) -> list[int]:
-    """So many, on which no process listens."""
-    with ExitStack() as held:
-        servers = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [server.getsockname()[1] for server in servers]
 
 
 @contextmanager

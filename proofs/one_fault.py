@@ -13,7 +13,6 @@ import json
 import os
 import random
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,16 +25,18 @@ from typing import NamedTuple
 
 import httpx
 
+from infra.dev.process import free_ports
 from infra.dev.stack import Stack
 from infra.settings import PREFIX
 from infra.testing.fixtures import world_of
-from proofs.kit import free_ports
+from infra.testing.waiting import until
 from proofs.patches import ROOT
+from tests.engine.api.front import is_ready
 
 TOGETHER = 40
 """Services of one town."""
 LIMIT_S = "0.5"
-READY_S, ANSWER_S = 120.0, 60.0
+ANSWER_S = 60.0
 HUGE = "9" * 400
 TIMES = [
     "2026-12-01T10:00:00Z",
@@ -230,10 +231,9 @@ def town(chance: random.Random) -> list[Fault]:
 def running(faults: Sequence[Fault], folder: Path, stack: Stack) -> Iterator[httpx.Client]:
     """The town's processes, ready; a client of its API."""
     tree = folder / "tree"
-    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
-    for name in filter(None, names):
-        (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tree / name)
+    tree.mkdir(parents=True)
+    archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True).stdout
+    subprocess.run(["tar", "x", "-C", tree], input=archive, check=True)
     for one in faults:
         for name, text in one.files():
             (tree / name).write_text(text)
@@ -249,38 +249,22 @@ def running(faults: Sequence[Fault], folder: Path, stack: Stack) -> Iterator[htt
             )
             assert done.returncode == 0, f"samefold {' '.join(arguments)}: {done.stdout}{done.stderr}"
 
-        for arguments in (
-            ("db", "upgrade"),
-            ("db", "revision", "-m", "town"),
-            ("db", "upgrade"),
-            ("topics", "--create"),
-        ):
-            run(*arguments)
-        [port] = free_ports(1)
-        log = folder / "log"
+        for words in ("db upgrade", "db revision -m town", "db upgrade", "topics --create"):
+            run(*words.split())
+        [port], log = free_ports(1), folder / "log"
         with log.open("w") as output:
             process = subprocess.Popen(
                 [*samefold, "run", "all", "--port", str(port)], cwd=tree, env=environment, stdout=output, stderr=output
             )
         try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=ANSWER_S + 10) as client:
-                deadline = time.monotonic() + READY_S
-                while not _is_ready(client):
-                    is_late = time.monotonic() > deadline or process.poll() is not None
-                    assert not is_late, log.read_text()[-3_000:]
-                    time.sleep(0.1)  # between two polls
+            url = f"http://127.0.0.1:{port}"
+            until(lambda: is_ready(url) or process.poll() is not None, "the town is ready")
+            with httpx.Client(base_url=url, timeout=ANSWER_S + 10) as client:
                 yield client
             assert process.poll() is None, log.read_text()[-3_000:]
         finally:
             process.terminate()
             process.wait(60)
-
-
-def _is_ready(client: httpx.Client) -> bool:
-    try:
-        return client.get("/health/ready").is_success
-    except httpx.TransportError:
-        return False
 
 
 def found_in(client: httpx.Client, faults: Sequence[Fault], chance: random.Random) -> Iterator[str]:
@@ -302,10 +286,7 @@ def found_in(client: httpx.Client, faults: Sequence[Fault], chance: random.Rando
             yield from _bank(client, number)
     yield from _bank(client, len(sends))
     ready = client.get("/health/ready").json()
-    print(
-        f"{dict(answers)}; stopped: {ready.get('stopped_views')}; standing still: {ready.get('standing_still')}",
-        flush=True,
-    )
+    print(dict(answers), ready.get("stopped_views"), ready.get("standing_still"), flush=True)
     wanted = {f"v{one.number}" for one in faults if one.place == "VIEW"}
     if more := set(ready.get("stopped_views", {})) - wanted:
         yield f"these views have no fault, and stopped: {sorted(more)}"

@@ -124,10 +124,8 @@ class Wishes:
         """What the policy yields for an event."""
         return _reaction(self.policy, at.stream, at.type, at.data)
 
-    def _wished(
-        self, commit: Mapping[str, Any], time_ms: int, at: Event, number: int, wish: Wish, suffix: str = ""
-    ) -> None:
-        ident = id_of(self.policy, at.stream, at.version, number) + suffix
+    def _wished(self, commit: Mapping[str, Any], time_ms: int, at: Event, number: int, wish: Wish) -> None:
+        ident = id_of(self.policy, at.stream, at.version, number)
         self._put(
             self._row(ident)._replace(
                 kind="send",

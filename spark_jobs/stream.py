@@ -138,7 +138,7 @@ class _Task:
                 return self._result(Status.HOLE, hole=(at, records[0].offset))
             taken = whole[: worker.settings.agent_batch]
             reach("batch read")
-            done = worker.apply({self.partition: (reading, taken)}, self.session)
+            done = worker.attempt({self.partition: (reading, taken)}, self.session)
             if done.fate is Fate.APPLIED:
                 self.reading = done.readings.get(self.partition, reading)
                 self.folded += self.reading.next_offset - at

@@ -155,8 +155,7 @@ def _unpack(sent: Sent) -> tuple[Services, Callable[[Any, Advance], Any], Any]:
         sender, function, argument = pickle.loads(sent.work)  # noqa: S301  # the driver's
     except (ImportError, AttributeError) as error:
         raise CodeMissing(
-            f"On an executor: {error}.",
-            "Ship the very same code and packages to the executors: docs/operating.md.",
+            f"On an executor: {error}.", "Ship the very same code and packages to the executors: docs/operating.md."
         ) from error
     return sender, function, argument
 

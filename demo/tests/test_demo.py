@@ -21,11 +21,11 @@ import pytest
 
 from demo import generate
 from demo.data import read, real_data
+from infra.dev.process import free_ports
 from infra.dev.stack import Stack
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT, Samefold
 from infra.testing.waiting import DEADLINE_S, until
-from proofs.kit import free_ports
 from tests.engine.pages.curl import curl
 from tests.engine.service.oracle import Verdict, judge
 

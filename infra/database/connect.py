@@ -94,11 +94,7 @@ def connect(
     Raises DatabaseUnavailable for an error that may pass, else DatabaseRefused; NotConfigured.
     """
     session = parameters(
-        settings,
-        name,
-        statement_timeout_ms=statement_timeout_ms,
-        short_transactions=short_transactions,
-        by_key=by_key,
+        settings, name, statement_timeout_ms=statement_timeout_ms, short_transactions=short_transactions, by_key=by_key
     )
     try:
         connection = psycopg.connect(**session)

@@ -27,6 +27,7 @@ positions = sa.Table(
     sa.Column("seq", sa.BigInteger, nullable=False),
     sa.Column("command_offset", sa.BigInteger, nullable=False),
     sa.Column("generation", sa.Uuid, nullable=False),
+    sa.Column("attempt", sa.JSON, comment="what an agent that started here folded first"),
     comment="How far each agent has folded each partition; the fence of every batch",
     postgresql_with={"fillfactor": "50"},
 )

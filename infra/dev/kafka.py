@@ -97,7 +97,7 @@ class Kafka:
     def launch(self, claim: int) -> None:
         broker, controller = self._ports()
         if not (broker and _is_free(broker) and _is_free(controller)):
-            broker, controller = _free_ports()
+            broker, controller = process.free_ports(2)
         self.configuration.write_text(_configuration(self.folder / "data", broker, controller, self.fronts, self.more))
         (self.folder / "log4j2.xml").write_text(_LOGGING)
         if not self._formatted.exists():
@@ -211,13 +211,6 @@ def _configuration(
     }
     # Java reads such files as Latin-1, with JSON's escapes
     return "".join(f"{name}={json.dumps(str(value))[1:-1]}\n" for name, value in values.items())
-
-
-def _free_ports() -> tuple[int, int]:
-    with socket.socket() as one, socket.socket() as two:
-        one.bind((HOST, 0))
-        two.bind((HOST, 0))
-        return one.getsockname()[1], two.getsockname()[1]
 
 
 def _is_free(port: int) -> bool:

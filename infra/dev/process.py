@@ -8,10 +8,11 @@ file. The process to signal is found by an argument that only this folder's proc
 import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -164,3 +165,10 @@ def _failed(service: Service, how: str) -> StartFailed:
     tail = service.log.read_text(errors="replace").splitlines()[-8:] if service.log.exists() else []
     message = "\n".join([f"{service.name} {how}. {service.log} ends with:", *tail])
     return StartFailed(message, "Check with `samefold doctor`.")
+
+
+def free_ports(count: int) -> list[int]:
+    """So many, on which no process listens."""
+    with ExitStack() as held:
+        servers = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [server.getsockname()[1] for server in servers]

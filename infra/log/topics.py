@@ -13,13 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from confluent_kafka import OFFSET_INVALID, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import (
-    AdminClient,
-    ConfigResource,
-    NewTopic,
-    OffsetSpec,
-    TopicDescription,
-)
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, TopicDescription
 
 from infra.errors import SamefoldError
 from infra.log import clients
@@ -140,12 +134,7 @@ def ensure(settings: Settings) -> tuple[Topic, Topic]:
 def ensure_policies(settings: Settings, admin: Admin | None = None) -> Topic:
     """Create the topic of policies if it is missing, check and return it. Raises TopicUnfit, TopicMissing, KafkaUnavailable."""
     [topic] = _ensure(settings, admin or Admin(settings), [settings.policies_topic], 1)
-    if topic.partitions != 1:
-        raise TopicUnfit(
-            f"'{topic.name}' has {topic.partitions} partitions; the order of its records counts, so it needs exactly one.",
-            "Name another topic in SAMEFOLD_POLICIES_TOPIC; it is made with one.",
-        )
-    return topic
+    return _in_order(topic, "SAMEFOLD_POLICIES_TOPIC")
 
 
 def ensure_keys(settings: Settings, admin: Admin | None = None, *, create: bool = True) -> Topic:
@@ -162,10 +151,15 @@ def ensure_keys(settings: Settings, admin: Admin | None = None, *, create: bool 
     found = _configs(admin, [name])[name]
     for key, wanted in (promised | soon).items():
         _require(name, key, found[key], wanted)
+    return _in_order(topic, "SAMEFOLD_KEYS_TOPIC")
+
+
+def _in_order(topic: Topic, setting: str) -> Topic:
+    """The topic, which this setting names. Raises TopicUnfit unless all its records are in one order."""
     if topic.partitions != 1:
         raise TopicUnfit(
-            f"'{name}' has {topic.partitions} partitions; the order of its records counts, so it needs exactly one.",
-            "Name another topic in SAMEFOLD_KEYS_TOPIC; it is made with one.",
+            f"'{topic.name}' has {topic.partitions} partitions; the order of its records counts, so it needs exactly one.",
+            f"Name another topic in {setting}; it is made with one.",
         )
     return topic
 

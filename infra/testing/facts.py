@@ -1,10 +1,11 @@
 """Hypothesis strategies for commands and events, read from their classes: a new one is tested at once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from functools import partial
+from inspect import Parameter, signature
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -19,7 +20,8 @@ from infra.processes.time_limit import watched
 _NO_CONTROLS = r"^[^\x00-\x1f\x7f-\x9f]"
 """How the patterns of `Text` and its like begin: they allow all that the alphabet below has."""
 _ZONES = st.just(UTC) | st.integers(-1439, 1439).map(lambda minutes: timezone(timedelta(minutes=minutes)))
-_WITH_ZONE = st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30), timezones=_ZONES)  # noqa: DTZ001
+_EDGES = st.sampled_from([datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)])
+_WITH_ZONE = st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30), timezones=_ZONES) | _EDGES  # noqa: DTZ001
 """What validators of times take. Of a plain `datetime` the log may hold older ones without a zone."""
 _CONTAINERS: dict[Any, Callable[..., st.SearchStrategy[Any]]] = {
     list: st.lists,
@@ -31,14 +33,17 @@ _CONTAINERS: dict[Any, Callable[..., st.SearchStrategy[Any]]] = {
 
 
 def facts(cls: type) -> st.SearchStrategy[Any]:
-    """Instances of a class made by `fact`, or of a part of one, the bounds of its fields respected and reached."""
+    """Instances of a class made by `fact`, or of a part of one: its fields' bounds are respected and reached, defaults used."""
     hints = get_type_hints(cls, include_extras=True)
     names = getattr(cls, "_fields", None) or [field.name for field in fields(cls)]
-    return st.builds(partial(_made, cls), **{name: _values(hints[name]) for name in names})
+    values = {name: _values(hints[name]) for name in names}
+    free = {name for name, one in signature(cls).parameters.items() if one.default is not Parameter.empty}
+    given = {name: one for name, one in values.items() if name not in free}
+    return st.fixed_dictionaries(given, optional={name: values[name] for name in free}).map(partial(_made, cls))
 
 
 @watched(lambda local: f"a check of {local['cls'].__name__}")
-def _made(cls: type, **values: Any) -> Any:
+def _made(cls: type, values: Mapping[str, Any]) -> Any:
     try:
         return cls(**values)
     except ValidationError:

@@ -111,15 +111,15 @@ def check(view: View, known: Mapping[str, Context], made: Histories) -> None:
         try:
             rows, *others = [_rows(plan, one) for one in ([history], [[one] for one in history], [by_stream])]
         except PoisonEvent as poison:
-            commit = next(one.commit for one in history if one.offset == poison.offset)
-            event = commit.events[poison.version - commit.version - 1]
             raise AssertionError(
-                f"{poison.message} Generated commands (seed {SEED}) led to this {event.type}: {bytes(event.data).decode()}. "
+                f"{poison.message} {_led_to(history, poison.stream, poison.version)} "
                 "In production it would stop there: correct it. docs/new-view.md says what a key and a column may be."
             ) from poison
-        if view.kind is Kind.POLICY and (dead := [why for *_, why, _ in rows if why]):
+        if view.kind is Kind.POLICY and (dead := [(at, why) for *_, at, why, _ in rows if why]):
+            at, why = dead[0]
             raise AssertionError(
-                f"{view.name} wishes what can't be sent. {dead[0]}. Bound the values that it comes from."
+                f"{view.name} wishes at event {at.version} of {at.stream} what can't be sent. {why}. "
+                f"{_led_to(history, at.stream, at.version)} Bound the values that it comes from."
             )
         if view.kind is Kind.JOURNAL:
             [(key, times)] = Counter(map(tuple_getter(view.key_places), rows.elements())).most_common(1) or [((), 0)]
@@ -129,6 +129,13 @@ def check(view: View, known: Mapping[str, Context], made: Histories) -> None:
                 f"'{view.name}' makes other rows in other batches: {[*(rows - other), *(other - rows)][:2]}. "
                 "Use the arguments alone: no module's variable, no clock, no chance."
             )
+
+
+def _led_to(history: Sequence[Counted], stream: str, version: int) -> str:
+    """The event, and how it came about."""
+    commit = next(one.commit for one in history if one.commit.stream == stream and one.commit.version >= version)
+    event = commit.events[version - commit.version - 1]
+    return f"Generated commands (seed {SEED}) led to this {event.type}: {bytes(event.data).decode()}."
 
 
 def unreached(

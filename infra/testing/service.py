@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from pydantic import TypeAdapter
 
 from domain.language import kebab
 from infra.database.migrate import upgrade
+from infra.dev.process import free_ports
 from infra.dev.stack import Stack
 from infra.domain_model.contexts import has_personal_fields
 from infra.log import topics
@@ -96,7 +96,7 @@ def running(settings: Settings, folder: Path) -> Iterator[Service]:
     upgrade(settings)
     topics.ensure(settings)
     start_all(settings)
-    port, log = _free_port(), folder / "service.log"
+    [port], log = free_ports(1), folder / "service.log"
     with log.open("w") as output:
         process = subprocess.Popen(
             _command("run", "all", "--port", str(port)),
@@ -133,10 +133,3 @@ def _command(*arguments: str) -> Sequence[str]:
 def _environment(settings: Settings) -> dict[str, str]:
     others = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     return others | settings.environment() | {"PYTHONPATH": str(ROOT)}
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-    return port

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import psutil
 
+from infra.dev.process import free_ports
 from infra.processes.supervisor import Child
 from infra.settings import Settings
 from proofs.chaos.armed import LACKING, SOCKET, Control
-from proofs.kit import Supervised, free_ports
+from proofs.kit import Supervised
 from proofs.patches import ROOT
 
 STOPPED = psutil.STATUS_STOPPED

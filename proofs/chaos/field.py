@@ -20,7 +20,7 @@ from infra.log import topics
 from infra.processes.faultpoints import Point
 from infra.processes.supervisor import Child
 from projections.engine.rebuild.rebuild import resume
-from projections.engine.store.stopped import stopped_views
+from projections.engine.store.positions import stopped_views
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
 from proofs.bank_oracle import places_in

@@ -16,12 +16,12 @@ from pydantic import SecretStr
 
 from infra.dev.kafka import HOST, Front, Kafka
 from infra.dev.postgres import USER
+from infra.dev.process import free_ports
 from infra.dev.stack import Stack
 from infra.settings import PREFIX, Settings
 from proofs.chaos.armed import Control
 from proofs.chaos.proxy import Proxy
 from proofs.chaos.wires import KafkaWire, PostgresWire
-from proofs.kit import free_ports
 
 SOCKET = ".s.PGSQL.5432"
 SHORT = {

@@ -22,8 +22,6 @@ ONCE = "each wish is decided once as it was meant, and so is one follow-up"
 ORDER = "commands from one stream to another arrive in order"
 AGENT = f"policy_{MOVING}"
 TIMES = ("due", "wished_at")
-LONGEST = 200
-"""Bytes of a stream's name."""
 
 
 class Moved(Wishes):
@@ -32,8 +30,6 @@ class Moved(Wishes):
     def __init__(self, topics: Topics, ends: Mapping[int, int], activations: list[Mapping[str, Any]] | None) -> None:
         super().__init__(MOVING, PARTITIONS)
         self.activations = activations
-        self.dead: dict[str, str] = {}
-        """Why wishes can't be sent, by id."""
         self.order: dict[tuple[str, str], list[str]] = {}
         """Ids of wishes in the order of their events, by the streams from and to which they go."""
         for partition, end in ends.items():
@@ -46,26 +42,9 @@ class Moved(Wishes):
             cents = at.data["cents"] + MORE * (version - 1)
             body = {"cents": cents, "on": str(DAY), "details": wished.details_of("")}
             target = f"accounts/{purpose}"
-            if len(target) <= LONGEST:
-                self.order.setdefault((at.stream, target), []).append(id_of(MOVING, at.stream, at.version, 0))
+            self.order.setdefault((at.stream, target), []).append(id_of(MOVING, at.stream, at.version, 0))
             back = wished.Command("Withdraw", body | {"hold": ""})
             yield Wish(target, "Deposit", body, back, wished.Command("ChargeFee", body))
-
-    def _wished(
-        self, commit: Mapping[str, Any], time_ms: int, at: Event, number: int, wish: Wish, suffix: str = ""
-    ) -> None:
-        if len(wish.target) <= LONGEST:
-            super()._wished(commit, time_ms, at, number, wish, suffix)
-            return
-        assert wish.otherwise
-        ident = id_of(MOVING, at.stream, at.version, number)
-        super()._wished(commit, time_ms, at, number, Wish(at.stream, wish.otherwise.type, wish.otherwise.body))
-        self.made.pop(ident)
-        self.rows[ident] = self.rows[ident]._replace(target=None, type=None, body=None, fingerprint="")
-        self.dead[ident] = f"invalid-wish: {wish.type} to 'accounts': the stream is longer than {LONGEST} bytes"
-        super()._wished(
-            commit, time_ms, at, number, Wish(at.stream, wish.otherwise.type, wish.otherwise.body), "~otherwise"
-        )
 
     def version(self, at: Event) -> int:
         """Of the policy, which reacts to this event; 0 if none does."""
@@ -132,7 +111,7 @@ class PolicyOracle:
                 raise Violation(POSITIONS, f"{row['partition']} stands at {place(row)}")
         self._check_activations(tables)
         found = {row["id"]: _seen(row) for row in tables["outbox"]}
-        wanted = {ident: _seen(row._asdict() | {"dead": moved.dead.get(ident)}) for ident, row in moved.rows.items()}
+        wanted = {ident: _seen(row._asdict()) for ident, row in moved.rows.items()}
         if found != wanted:
             more = {ident: row for ident, row in found.items() if wanted.get(ident) != row}
             less = {ident: row for ident, row in wanted.items() if found.get(ident) != row}
@@ -150,7 +129,7 @@ class PolicyOracle:
     def check_end(self, tables: Tables) -> None:
         """All is read and sent: every wish and every follow-up arrived, as it was meant. Raises Violation."""
         topics = self.bank.topics
-        if positions_of(tables) != topics.ends or any(not row["dead"] for row in tables["outbox"]):
+        if positions_of(tables) != topics.ends or tables["outbox"]:
             raise Violation(LOST, f"at {positions_of(tables)} of {topics.ends}: {tables['outbox']}")
         moved = self.moved(topics.ends)
         arrived: dict[str, tuple[str, str, str]] = {}
@@ -170,5 +149,5 @@ def positions_of(tables: Tables) -> dict[int, int]:
 
 
 def _seen(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What is compared of a row."""
+    """What is compared of a row. A dead letter equals none."""
     return row.get("dead"), *(row[name] for name in Row._fields if name not in TIMES)

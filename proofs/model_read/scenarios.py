@@ -177,11 +177,6 @@ def new_bank() -> Bank:
     return Bank([("a", "b", 2), ("b", "a", 3), ("a", "b", 5), ("a", "a", 4)])
 
 
-def bank_without_a_stream() -> Bank:
-    """One deposit is for an account whose name is too long."""
-    return Bank([("a", "b", 2), ("a", "x" * 195, 4)])
-
-
 def decided_bank() -> Bank:
     """All that a policy wished is in the log, as where the database was restored to an older copy."""
     return Bank([("a", "b", 2), ("b", "c", 3), ("a", "b", 5)], decided)
@@ -288,7 +283,6 @@ ONE = policy_agent("one", 1, 3)
 BOTH_READ = (ONE, policy_agent("two", 1, 2))
 JOIN = _of_policies("wishes and outcomes", decided_bank, *BOTH_READ)
 RELAYED = _of_policies("a relay", new_bank, *BOTH_READ, relay())
-UNSENDABLE = _of_policies("a wish that can't be sent", bank_without_a_stream, *BOTH_READ, relay())
 TWO_RELAYS = _of_policies(
     "two relays", new_bank, having(keeps_flying=True, unanswered=1), ONE, relay(), relay("relay'")
 )
@@ -328,7 +322,6 @@ SCENARIOS = {
         *STOP.with_faults(FAULTS, RESTORE),
         *STOP_AND_SWITCH.with_faults(FAULTS),
         *JOIN.with_faults(FAULTS, RESTORE),
-        *UNSENDABLE.with_faults({"restore": 1, "kill": 1}),
         *RELAYED.with_faults(FAULTS, {"restore": 1, "crash": 1}),
         *TWO_RELAYS.with_faults({"crash": 1, "kill": 1})[1:],
         *POLICY_SWITCH.with_faults(FAULTS),

@@ -2,7 +2,8 @@
 
 EngineStop                  the log can't be folded beyond an event; everything before it can
 ├── PoisonEvent             a view's function failed, or the database refused its row:
-│   └── TooSlowFold         it did not end within the time limit
+│   ├── TooSlowFold         it did not end within the time limit
+│   └── EndedTheAgent       it ended the process, again and again
 ├── OtherCode               the record is one that other code folds:
 │   └── UnknownEvent        a counted commit has a type or context that this code does not know
 ├── UnreadableEvent         an event of a known type does not decode
@@ -62,6 +63,12 @@ class TooSlowFold(PoisonEvent):
     """A view's function did not end within the time limit. It never parks: a rebuild may be quicker, and would differ."""
 
     code: ClassVar[str] = "too-slow"
+
+
+class EndedTheAgent(PoisonEvent):
+    """A view's function ended each process that folded the event: a crash in native code, or no memory. It never parks."""
+
+    code: ClassVar[str] = "ended-the-agent"
 
 
 _SLOW = (

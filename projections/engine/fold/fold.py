@@ -202,12 +202,10 @@ def _keys(view: View, exact: Exact, items: Sequence[Item]) -> set[Any]:
         if type(item.event) in subscription:
             try:
                 found.add(exact.key(key(item.event, item.at)))
-            except MemoryError as error:  # it might not fail in the fold, which would miss the row then
-                raise poison(view.name, item.at, error) from error
-            except Exception:  # noqa: S112 - it fails in the fold too, which handles it
-                continue
             except FAULTS as error:
-                raise poison(view.name, item.at, error) from error
+                # an Exception fails in the fold too, which handles it; others might not, and the fold would miss the row
+                if isinstance(error, MemoryError) or not isinstance(error, Exception):
+                    raise poison(view.name, item.at, error) from error
     return found
 
 

@@ -283,7 +283,7 @@ class Agent:
     async def _applied(self, action: Apply) -> None:
         reach("batch read")
         try:
-            apply = partial(self.work.apply, action.takes, action.turn, action.lane)
+            apply = partial(self.work.attempt, action.takes, action.turn, action.lane)
             result = await self.lanes[action.lane].run(apply)
         except DatabaseUnavailable as error:
             self._status.wrong("database", error.message, "away")

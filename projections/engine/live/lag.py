@@ -101,7 +101,11 @@ def tell_lags(lags: Mapping[tuple[str, int], PartitionLag], views: Iterable[tupl
     for (agent, partition), lag in lags.items():
         metrics.LAG_EVENTS.labels(agent, str(partition)).set(lag.records)
         metrics.LAG_SECONDS.labels(agent, str(partition)).set(lag.seconds)
-    for view, streams, stopped in views:
+    known = {view: (streams, stopped) for view, streams, stopped in views}
+    for gauge in (metrics.PARKED_STREAMS, metrics.VIEW_STOPPED):
+        for gone in {one.labels["view"] for metric in gauge.collect() for one in metric.samples} - known.keys():
+            gauge.remove(gone)
+    for view, (streams, stopped) in known.items():
         metrics.PARKED_STREAMS.labels(view).set(streams)
         metrics.VIEW_STOPPED.labels(view).set(stopped is not None)
 

@@ -79,7 +79,7 @@ def ensure_started(
                 _start(connection, agent, views, contract)
         positions = positions or read_positions(connection, agent, contract.topic)
     check_contract(connection, contract)
-    _check_shapes(connection, views)
+    check_shapes(connection, views, "live")
     _warn_of_missing_sql_views(connection, views)
     return positions
 
@@ -183,9 +183,10 @@ def _warn_of_missing_sql_views(connection: Connection, views: Mapping[str, View]
         )
 
 
-def _check_shapes(connection: Connection, views: Mapping[str, View]) -> None:
+def check_shapes(connection: Connection, views: Mapping[str, View], among: str) -> None:
+    """Compare these views with their tables among those of this SQL. Raises ShapeChanged, psycopg.Error."""
     rows = connection.execute(
-        "select b.view, b.version, b.shape from builds b join live l using (table_name) where b.view = any(%s)",
+        f"select b.view, b.version, b.shape from builds b join {among} l using (table_name) where b.view = any(%s)",  # noqa: S608
         [list(views)],
     ).fetchall()
     for name, version, shape in rows:

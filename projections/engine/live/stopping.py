@@ -37,7 +37,7 @@ def stop_view(connection: Connection, positions: Positions, poison: PoisonEvent)
             return
         if now.readings[poison.partition].next_offset != poison.offset:
             return
-        table = now.tables[view]
+        table, event = now.live[view].table, (poison.stream, poison.version, poison.partition, poison.offset)
         [(build,)] = connection.execute(
             "update builds set state = 'old' where table_name = %s returning id", [table]
         ).fetchall()
@@ -48,18 +48,7 @@ def stop_view(connection: Connection, positions: Positions, poison: PoisonEvent)
         connection.execute(
             "insert into stopped_views (view, agent, version, table_name, stream, stream_version, partition, log_offset, code, "
             "error) values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
-            (
-                view,
-                now.agent,
-                now.live[view].version,
-                table,
-                poison.stream,
-                poison.version,
-                poison.partition,
-                poison.offset,
-                poison.code,
-                poison.cause,
-            ),
+            (view, now.agent, now.live[view].version, table, *event, poison.code, poison.cause),
         )
         set_generation(connection, now.topic, {now.agent: now.readings}, "stopped")
         reach("view stopped")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import TypeAlias
 
 import psycopg
 from psycopg import errors
+from psycopg.types.json import Json
 
 from infra.archive.manifest import ends_of
 from infra.database.connect import Connection, DatabaseUnavailable, connect, named
@@ -22,17 +25,29 @@ from infra.log.source import LogTrimmed
 from infra.log.topics import Topic, describe
 from infra.observability import metrics, tracing
 from infra.settings import Settings
-from projections.engine.fold.errors import EngineStop, PoisonEvent
+from projections.engine.fold.errors import EndedTheAgent, EngineStop, PoisonEvent
+from projections.engine.fold.fold import Held, decode, fold
 from projections.engine.fold.plan import Plan
 from projections.engine.live.startup import Contract, ensure_started
 from projections.engine.live.stopping import stop_view
 from projections.engine.store.commit import Batch, BatchResult, Committer, Fate, prepare
 from projections.engine.store.event_types import record_event_types
-from projections.engine.store.positions import Positions, read_positions
+from projections.engine.store.positions import Attempt, Positions, read_positions
+from projections.engine.store.writing import ask_for_missing, hold
 from projections.engine.views.core_views import code_set
 from projections.engine.views.view import CORE, View
 
 log = logging.getLogger(__name__)
+
+Takes: TypeAlias = Mapping[int, tuple[Reading, Sequence[Record]]]
+
+ATTEMPTS = 3
+_ONE_AT_A_TIME = threading.Lock()
+"""For the attempts of all workers of this process: where one ends it, no other is under way and looks guilty.
+
+A later batch of another partition may end the process during an attempt. But the next process begins with that batch, as an attempt
+of its own. So a view that is folded alone meanwhile is not suspected three times at one event.
+"""
 
 
 class Worker:
@@ -58,14 +73,16 @@ class Worker:
         self.agent = agent
         self.views = views
         self.plan = plan or Plan(views)
-        self._running = self.plan
-        """The plan of the last turn."""
         self.name = name
         self._metrics = _Metrics(agent)
         self._connections: list[Connection | None] = [None] * lanes
         self._defers = defers
         self._turn = 0
         self._committer: Committer | None = None
+        self._attempts: dict[int, Attempt] = {}
+        """By partition, the last one of the processes before."""
+        self._begun: set[int] = set()
+        """Partitions whose next records are no attempt."""
 
     def start(self, events: Topic) -> None:
         """Make the agent's first start on that topic, or check a later one.
@@ -133,11 +150,9 @@ class Worker:
     def _plan_of(self, positions: Positions) -> Plan:
         """The plan of this code's views without those that are stopped."""
         running = self.plan.views.keys() - positions.stopped.keys()
-        if self._running.views.keys() != running:
-            self._running = self.plan.only(*running)
-        return self._running
+        return self.plan if running == self.plan.views.keys() else self.plan.only(*running)
 
-    def apply(self, takes: Mapping[int, tuple[Reading, Sequence[Record]]], turn: int = 0, lane: int = 0) -> BatchResult:
+    def apply(self, takes: Takes, turn: int = 0, lane: int = 0) -> BatchResult:
         """Apply records of several partitions in one transaction.
 
         A batch of an earlier turn is fenced: the positions read since may be of another set of views, whose tables must not be
@@ -154,7 +169,67 @@ class Worker:
             span.set_attribute("samefold.fate", result.fate)
             return result
 
-    def _measured(self, takes: Mapping[int, tuple[Reading, Sequence[Record]]], turn: int, lane: int) -> BatchResult:
+    def attempt(self, takes: Takes, turn: int = 0, lane: int = 0) -> BatchResult:
+        """Apply records as `apply` does. A partition's first ones are an attempt, so that an event that ends agents is found."""
+        committer = self._committer
+        if self._begun.issuperset(takes) or committer is None or turn != self._turn:
+            return self.apply(takes, turn, lane)
+        readings: dict[int, Reading] = {}
+        with _ONE_AT_A_TIME:
+            for partition, (was, records) in takes.items():
+                before = self._attempts.setdefault(partition, committer.positions.attempts.get(partition, Attempt()))
+                suspects = [record for record in records if record.offset <= before.last]
+                for part in filter(None, [*([one] for one in suspects), records[len(suspects) :]]):
+                    take = {partition: (readings.get(partition, was), part)}
+                    result = self._attempt(committer, take, turn, lane)
+                    if result.fate is not Fate.APPLIED or result.stop is not None:
+                        return result
+                    readings |= result.readings
+                if len(suspects) < len(records):
+                    self._begun.add(partition)
+        return BatchResult(Fate.APPLIED, readings)
+
+    def _attempt(self, committer: Committer, take: Takes, turn: int, lane: int) -> BatchResult:
+        [(partition, (was, records))] = take.items()
+        attempt = Attempt(records[0].offset, records[-1].offset)
+        ended_one = len(records) == 1 and attempt[:2] == self._attempts[partition][:2]
+        stop = self._fold_alone(committer, take, lane) if ended_one else None
+        self._keep(partition, attempt, lane)
+        result = self._apply({partition: (was, ())}, turn, lane, stop) if stop else self.apply(take, turn, lane)
+        if result.fate is not Fate.APPLIED or result.stop is not None:
+            # this process lives; and where it gave up, the next one may have corrected code
+            self._keep(partition, attempt._replace(view=stop.view) if stop else Attempt(), lane)
+        return result
+
+    def _fold_alone(self, committer: Committer, take: Takes, lane: int) -> EndedTheAgent | None:
+        """Fold a record for one view after the other, keeping only which one. The error of a view that ended agents before."""
+        [(partition, (was, records))] = take.items()
+        plan, before = committer.plan, self._attempts[partition]
+        _, counted, _, _ = read_readable(was, self.own(partition, was, records)[0], plan.decode)
+        known = before.view in plan.views
+        number = before.number + 1 if known else 1
+        if number > ATTEMPTS and counted:
+            [(offset, _, commit)] = counted
+            why = f"ended-the-agent: folding it ended {ATTEMPTS} agents, and it never parks; their logs or exit codes say how"
+            return EndedTheAgent(
+                before.view, commit.stream, commit.version, partition=partition, offset=offset, cause=why
+            )
+        # states first: journals fold them, too
+        for view in [before.view] if known else sorted(plan.views, key=lambda name: name not in plan.states):
+            self._keep(partition, before._replace(view=view, number=number), lane)
+            alone, tables = plan.only(view), committer.positions.tables
+            with suppress(EngineStop), self._naming(lane):  # it is raised again where the record is applied
+                batch, held = decode(alone, partition, counted), Held(alone)
+                hold(plan, ask_for_missing(self._connected(lane), plan, tables, [batch], {partition: held}))
+                fold(alone, batch, held, committer.blocked)
+        return None
+
+    def _keep(self, partition: int, attempt: Attempt, lane: int) -> None:
+        query = "update positions set attempt = %s where agent = %s and topic = %s and partition = %s"
+        with self._naming(lane):
+            self._connected(lane).execute(query, (Json(attempt), self.agent, self.settings.events_topic, partition))
+
+    def _measured(self, takes: Takes, turn: int, lane: int) -> BatchResult:
         try:
             result = self._apply(takes, turn, lane)
         except DatabaseUnavailable:
@@ -163,13 +238,12 @@ class Worker:
         self._metrics.fate(result.fate)
         return result
 
-    def _apply(self, takes: Mapping[int, tuple[Reading, Sequence[Record]]], turn: int, lane: int) -> BatchResult:
+    def _apply(self, takes: Takes, turn: int, lane: int, stop: SamefoldError | None = None) -> BatchResult:
         committer = self._committer
         if committer is None or turn != self._turn:
             return BatchResult(Fate.FENCED)
         started = time.perf_counter()
         result = BatchResult(Fate.APPLIED)
-        stop: SamefoldError | None = None
         batches = []
         voids = []
         for partition, (was, records) in takes.items():

@@ -15,8 +15,7 @@ from projections.engine.live.startup import set_difference
 from projections.engine.rebuild.builds import Build, builds_of, exists
 from projections.engine.rebuild.switch import Pointer, pointers
 from projections.engine.store.parking import ParkedStream, parked_streams
-from projections.engine.store.positions import Positions, read_positions
-from projections.engine.store.stopped import StoppedView, stopped_views
+from projections.engine.store.positions import Positions, StoppedView, read_positions, stopped_views
 from projections.engine.views.core_views import code_set
 from projections.engine.views.view import View
 

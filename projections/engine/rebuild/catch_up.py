@@ -58,11 +58,7 @@ class Group:
         return [build.id for build in self.builds.values()]
 
     def catch_up(
-        self,
-        connection: Connection,
-        tail: Tail,
-        to: Mapping[int, Reading],
-        between: Callable[[], None] = lambda: None,
+        self, connection: Connection, tail: Tail, to: Mapping[int, Reading], between: Callable[[], None] = lambda: None
     ) -> int:
         """Fold on to exactly these positions; returns the number of commits. `between` is called between transactions.
 

@@ -19,7 +19,7 @@ from projections.engine.rebuild.builds import (
     lock_builds,
     remove_table,
 )
-from projections.engine.store.stopped import stopped_views
+from projections.engine.store.positions import stopped_views
 from projections.engine.views.view import View
 
 LEFT = (BuildState.OLD, BuildState.ABANDONED)

@@ -16,21 +16,13 @@ import psycopg
 from infra.database.connect import Connection, connect, naming
 from infra.errors import SamefoldError
 from infra.settings import Settings
-from projections.engine.live.startup import require_contract
+from projections.engine.live.startup import check_shapes, require_contract
 from projections.engine.rebuild.build_locks import builder, claim, end_builders
-from projections.engine.rebuild.builds import (
-    Build,
-    BuildState,
-    abandon,
-    begin,
-    builds_of,
-    by_id,
-    make_ready,
-)
+from projections.engine.rebuild.builds import Build, BuildState, abandon, begin, builds_of, by_id, make_ready
 from projections.engine.rebuild.engines import EngineFor, Local, Progress, Silent
 from projections.engine.rebuild.filling import Filled, Filling
 from projections.engine.rebuild.switch import Pointer, Switched, leader_of, plan_move, pointers, switch
-from projections.engine.store.stopped import stopped_views
+from projections.engine.store.positions import STOPPED, stopped_views
 from projections.engine.views.core_views import code_set, states_told_to
 from projections.engine.views.view import View
 
@@ -141,16 +133,12 @@ def _build(
 
 
 def go_to(
-    settings: Settings,
-    names: Iterable[str],
-    views: Mapping[str, View],
-    *,
-    progress: Progress | None = None,
+    settings: Settings, names: Iterable[str], views: Mapping[str, View], *, progress: Progress | None = None
 ) -> Switched:
     """Make existing builds of this code's versions live: of these views, or without names of all that this code needs.
 
     A ready build is preferred, then the old one with the highest positions: going back. A journal brings its contexts' states.
-    Raises NoBuild, UnknownView and what `switch` raises.
+    Raises NoBuild, UnknownView, ShapeChanged of a stopped view, and what `switch` raises.
     """
     with builder(settings, "switch") as connection:
         require_contract(settings, connection)
@@ -158,6 +146,7 @@ def go_to(
         wanted = _wanted(names, live, views)
         for name in wanted:
             claim(connection, name)
+        check_shapes(connection, {name: views[name] for name in wanted}, STOPPED)
         found = _existing(connection, [views[name] for name in wanted])
         if not found and not plan_move(live, [], views).removed:
             return Switched()
@@ -165,11 +154,7 @@ def go_to(
 
 
 def resume(
-    settings: Settings,
-    names: Iterable[str],
-    views: Mapping[str, View],
-    *,
-    progress: Progress | None = None,
+    settings: Settings, names: Iterable[str], views: Mapping[str, View], *, progress: Progress | None = None
 ) -> Switched:
     """Catch stopped views up from where they stopped and make them live again: a switch to their own tables.
 

@@ -20,14 +20,7 @@ from infra.log.rule import Reading
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
 from projections.engine.live.tail import AHEAD, NotArrived, Tail
-from projections.engine.rebuild.builds import (
-    Build,
-    BuildState,
-    NotStarted,
-    builds_of,
-    by_id,
-    lock_builds,
-)
+from projections.engine.rebuild.builds import Build, BuildState, NotStarted, builds_of, by_id, lock_builds
 from projections.engine.rebuild.catch_up import Ahead, Group, groups_at
 from projections.engine.rebuild.engines import Progress, Silent
 from projections.engine.store.commit import Batch, prepare

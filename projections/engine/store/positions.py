@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 from infra.database.connect import Connection
@@ -22,6 +23,15 @@ class Live:
 
     version: int
     table: str
+
+
+class Attempt(NamedTuple):
+    """At folding these records at once; with a view, at folding the only one for it alone, the `number`th time (ADR 19)."""
+
+    first: int = -1
+    last: int = -1
+    view: str = ""
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +49,8 @@ class Positions:
     blocked: Blocked
     stopped: Mapping[str, int] = field(default_factory=dict)
     """The versions of views that met an event they can't take, and are not folded until they are resumed."""
+    attempts: Mapping[int, Attempt] = field(default_factory=dict)
+    """By partition, the last one."""
 
     @property
     def live_set(self) -> dict[str, int]:
@@ -48,6 +60,22 @@ class Positions:
     @property
     def tables(self) -> dict[str, str]:
         return {name: live.table for name, live in self.live.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedView:
+    """A view that could not take this event. `version` is the view's; its table holds what came before the event."""
+
+    view: str
+    version: int
+    table: str
+    stream: str
+    stream_version: int
+    partition: int
+    offset: int
+    code: str
+    error: str
+    stopped_at: datetime
 
 
 LIVE = """(
@@ -70,7 +98,7 @@ _READ = f"""
 with mine as (select * from {LIVE} l where agent = %(agent)s)
 select
   (select json_agg(json_build_array(p.partition, p.next_offset, p.epoch, p.seq, p.command_offset,
-                                    p.generation, p.topic_id) order by p.partition)
+                                    p.generation, p.topic_id, p.attempt) order by p.partition)
      from positions p where p.agent = %(agent)s and p.topic = %(topic)s),
   (select json_agg(json_build_array(l.view, l.version, l.table_name) order by l.view) from mine l),
   (select json_agg(json_build_array(k.view, k.stream, k.since_version)) from parked k join mine l using (table_name)),
@@ -85,7 +113,7 @@ def read_positions(connection: Connection, agent: str, topic: str) -> Positions 
     at, live, parked, skips, stopped = row or (None,) * 5
     if not at:
         return None
-    generations = {(generation, topic_id) for *_, generation, topic_id in at}
+    generations = {(generation, topic_id) for *_, generation, topic_id, _ in at}
     if len(generations) != 1:
         raise AssertionError(f"positions of agent '{agent}' have several generations: {sorted(generations)}")
     ((generation, topic_id),) = generations
@@ -94,10 +122,11 @@ def read_positions(connection: Connection, agent: str, topic: str) -> Positions 
         topic=topic,
         topic_id=topic_id,
         generation=UUID(generation),
-        readings={partition: Reading(*reading) for partition, *reading, _, _ in at},
+        readings={partition: Reading(*reading) for partition, *reading, _, _, _ in at},
         live={view: Live(version, table) for view, version, table in live or ()},
         blocked=Blocked({(view, stream): since for view, stream, since in parked or ()}, skips_of(skips or ())),
         stopped=dict(stopped or ()),
+        attempts={partition: Attempt(*attempt) for partition, *_, attempt in at if attempt},
     )
 
 
@@ -105,6 +134,12 @@ def live_set(connection: Connection, agent: str) -> dict[str, int]:
     """`Positions.live_set` of the agent's views as they are now. Raises psycopg.Error."""
     found = connection.execute(f"select view, version from {POINTERS} p where agent = %s", (agent,))  # noqa: S608
     return dict(found.fetchall())
+
+
+def stopped_views(connection: Connection) -> list[StoppedView]:
+    """By name. Raises psycopg.Error."""
+    columns = "view, version, table_name, stream, stream_version, partition, log_offset, code, error, stopped_at"
+    return [StoppedView(*row) for row in connection.execute(f"select {columns} from {STOPPED} s order by view")]  # noqa: S608
 
 
 def skips_of(rows: Any) -> dict[tuple[str, str], list[tuple[int, int]]]:

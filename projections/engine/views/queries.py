@@ -29,6 +29,8 @@ class Query(NamedTuple):
     """SQL with its parameters. It returns one row with one column, for `found`."""
 
     text: bytes
+    if_stopped: bytes
+    """The text that finds the last rows of a stopped view, too."""
     parameters: Sequence[Any]
 
 
@@ -47,6 +49,8 @@ class Found(NamedTuple):
     """As stored: personal values are sealed."""
     has_personal: bool
     """Whether any row may hold a personal value."""
+    stopped: tuple[str, str] | None
+    """Where the rows are the last ones of a stopped view: the reason's code, and since when as ISO time."""
 
 
 class Row(NamedTuple):
@@ -72,7 +76,7 @@ def by_keys(
     shape = only[0].shape if only else ()
     if only:
         by_column += map(list, zip(*(allowed_values(view, one) for one in only), strict=True))
-    return Query(_by_keys(view, table, shape), [topic, list(streams), *by_column, view.name])
+    return Query(*_by_keys(view, table, shape), [topic, list(streams), *by_column, view.name])
 
 
 def page(
@@ -95,7 +99,7 @@ def page(
     having = [(name, value) for name, value in in_order if name in late]
     allowed, shape = (allowed_values(view, only), only.shape) if only else ([], ())
     return Query(
-        _page(view, table, _nulls(where), _nulls(having), after is not None, shape),
+        *_page(view, table, _nulls(where), _nulls(having), after is not None, shape),
         [topic, [], *_values(where), *(after or ()), *_values(having), *allowed, most, view.name],
     )
 
@@ -126,28 +130,42 @@ def _allowed(view: View, column: Column | None, name: str, value: Any) -> Any:
 
 def found(value: str) -> Found:
     """What a query returned. Raises msgspec.DecodeError for anything else."""
-    version, table, positions, parked, since, rows = _decode(value)
+    version, table, positions, parked, since, rows, stopped = _decode(value)
     position: dict[str, dict[int, int]] = {}
     for topic_id, partition, next_offset in positions or ():
         position.setdefault(topic_id, {})[partition] = next_offset
-    return Found(version, table, Token(position), parked, dict(since or ()), rows or (), may_hold(value))
+    return Found(version, table, Token(position), parked, dict(since or ()), rows or (), may_hold(value), stopped)
 
 
-_Answer = tuple[int, str, list[tuple[str, int, int]] | None, int, list[tuple[str, int]] | None, list[Row] | None]
+_At = list[tuple[str, int, int]] | None
+_Answer = tuple[int, str, _At, int, list[tuple[str, int]] | None, list[Row] | None, tuple[str, str] | None]
 _decode: Callable[[str], _Answer] = msgspec.json.Decoder(_Answer).decode
 
 # Aliases that a view's columns could have too begin with an underscore, which no column's name can.
-_ONE_MOMENT = sql.SQL("""
+_ONE_MOMENT = """
 select json_build_array(
   l.version, l.table_name,
   (select json_agg(json_build_array(p.topic_id, p.partition, p.next_offset) order by p.partition)
-     from positions p where p.agent = l.agent and p.topic = %s),
+     from {positions} p where p.agent = l.agent and p.topic = %s),
   (select count(*) from parked k where k.table_name = l.table_name),
   (select json_agg(json_build_array(k.stream, k.since_version))
      from parked k where k.table_name = l.table_name and k.stream = any(%s::text[])),
-  (select json_agg(json_build_array(f.number, f.shown) order by f.number) from ({}) f))::text
-  from live l where l.view = %s
-""")
+  (select json_agg(json_build_array(f.number, f.shown) order by f.number) from ({{}}) f),
+  {stopped})::text
+  from {views} l where l.view = %s
+"""
+_LIVE = sql.SQL(_ONE_MOMENT.format(views="live", positions="positions", stopped="null"))
+_LIVE_OR_STOPPED = sql.SQL(
+    _ONE_MOMENT.format(
+        views="(select *, null as code, null as stopped_at from live union all "
+        "select view, agent, version, table_name, code, stopped_at from stopped_views "
+        "where view not in (select view from live))",
+        positions="(select agent, topic, topic_id, partition, next_offset from positions where l.code is null union all "
+        "select l.agent, topic, topic_id, partition, next_offset from build_positions o join topics using (topic) "
+        "where o.build = (select b.id from builds b where l.code is not null and b.table_name = l.table_name))",
+        stopped="case when l.code is not null then json_build_array(l.code, l.stopped_at) end",
+    )
+)
 _BY_KEYS = sql.SQL(
     "select u.number, row_to_json(_row) as shown "
     "from unnest({arrays}) with ordinality u({asked}, number), lateral ({select} where {same}{group_by}{having}) _row"
@@ -159,7 +177,7 @@ _PAGE = sql.SQL(
 
 
 @lru_cache(256)
-def _by_keys(view: View, table: str, shape: Shape) -> bytes:
+def _by_keys(view: View, table: str, shape: Shape) -> tuple[bytes, bytes]:
     compared = _compared(view, shape)
     asked = [sql.Identifier(f"k{place}") for place in range(len(view.key) + len(compared))]
     given = [sql.SQL("u.{}").format(name) for name in asked]
@@ -173,7 +191,7 @@ def _by_keys(view: View, table: str, shape: Shape) -> bytes:
         group_by=_group_by(view),
         having=_all_of("having", having),
     )
-    return _ONE_MOMENT.format(rows).as_bytes()
+    return _LIVE.format(rows).as_bytes(), _LIVE_OR_STOPPED.format(rows).as_bytes()
 
 
 @lru_cache(256)
@@ -184,7 +202,7 @@ def _page(
     having: tuple[tuple[str, bool], ...],
     goes_on: bool,
     shape: Shape,
-) -> bytes:
+) -> tuple[bytes, bytes]:
     keys = _list(map(_name, view.key))
     before = _conditions(view, where)
     if goes_on:
@@ -199,7 +217,7 @@ def _page(
         having=_all_of("having", _conditions(view, having) + after_too),
         keys=keys,
     )
-    return _ONE_MOMENT.format(rows).as_bytes()
+    return _LIVE.format(rows).as_bytes(), _LIVE_OR_STOPPED.format(rows).as_bytes()
 
 
 def _nulls(filters: Iterable[tuple[str, Any]]) -> tuple[tuple[str, bool], ...]:

@@ -123,6 +123,5 @@ def _partitions(text: str) -> dict[int, int]:
 
 def _bad() -> BadToken:
     return BadToken(
-        "This is not a position token.",
-        "Send the `position` of an answer, or its header Samefold-Position, unchanged.",
+        "This is not a position token.", "Send the `position` of an answer, or its header Samefold-Position, unchanged."
     )

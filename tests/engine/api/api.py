@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -18,11 +18,12 @@ from infra.access import Access, Caller
 from infra.log import topics
 from infra.settings import Settings
 from infra.testing.waiting import DEADLINE_S, until
-from projections.engine.live.agent import Agent, views_agent
+from projections.engine.live.agent import Agent, Serving, views_agent
 from tests.engine.api.raw_http import INTERNALS
 from tests.engine.spine import beside, handler, set_up
 
 DAY = "2026-01-02"
+S = TypeVar("S", bound=Serving)
 _names = count(1)
 
 
@@ -162,11 +163,18 @@ def unfolded(world: Settings, access: Access | None = None) -> Iterator[Api]:
 @contextmanager
 def agent(world: Settings, name: str = "a1", agent: str = "core") -> Iterator[Agent]:
     """An agent in a thread; an error that ended it is raised at the end."""
+    with in_a_loop(lambda: views_agent(world, agent, name), name) as running:
+        yield running
+
+
+@contextmanager
+def in_a_loop(make: Callable[[], S], name: str) -> Iterator[S]:
+    """What runs until it is told to stop, in a loop and a thread of its own; an error that ended it is raised at the end."""
     loop = asyncio.new_event_loop()
-    made: list[Agent] = []
+    made: list[S] = []
 
     async def serve() -> None:
-        made.append(views_agent(world, agent, name))
+        made.append(make())
         await made[0].run()
 
     def run() -> None:
@@ -183,7 +191,7 @@ def agent(world: Settings, name: str = "a1", agent: str = "core") -> Iterator[Ag
                 loop.call_soon_threadsafe(made[0].stop)
 
     with beside(run, stop, name) as errors:
-        until(lambda: bool(made or errors), "the agent starts")
+        until(lambda: bool(made or errors), f"{name} starts")
         if made:
             yield made[0]
 

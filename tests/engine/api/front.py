@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ from urllib.parse import quote
 import httpx
 import psutil
 
-from infra.dev.process import Service
+from infra.dev.process import Service, free_ports
 from infra.log.partitioner import partition_of
 from infra.settings import PREFIX, Settings
 from infra.testing.fixtures import ROOT
@@ -169,5 +168,4 @@ def is_ready(url: str) -> bool:
 
 def free_port() -> int:
     """A port on which no process listens: the API must come back on the same."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    return free_ports(1)[0]

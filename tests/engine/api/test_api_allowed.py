@@ -32,10 +32,12 @@ from infra.database.connect import connect
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold
 from infra.testing.waiting import SLOWNESS, until
+from projections.engine.rebuild.rebuild import resume
 from projections.engine.views.core_views import all_views, command_key
 from tests.engine.api.api import Api, Named, appended, everything, fresh, problem
 from tests.engine.api.test_api_views import subscribed
 from tests.engine.domain.customers import CUSTOMERS, Register
+from tests.engine.projections.bankviews import stop_as_older_code_would
 from tests.engine.spine import scalar
 
 LIMITS = {"ada": 100, "bob": 200, "zoe": 300}
@@ -176,6 +178,24 @@ def test_pages_are_full_of_the_callers_rows(api: Api) -> None:
     assert get(api, "ada", f"/views/balances?account={names['bob'][0]}").json()["items"] == []
     page = get(api, "bob", "/views/balances")
     assert get(api, "ada", "/views/balances", If_None_Match=page.headers["ETag"]).status_code == 200
+
+
+def test_the_last_rows_of_a_stopped_view_are_the_callers_too(api: Api, shared_world: Settings) -> None:
+    mine, theirs, last = opened(api, "ada"), opened(api, "bob"), "if-stopped=last-rows"
+    live = f"/views/balances/{theirs}/live"
+    with subscribed(api, live, Caller="ada") as ada, subscribed(api, live, Caller="bob") as bob:
+        assert [ada.next().event, bob.next().event] == ["gone", "row"]
+        stop_as_older_code_would(shared_world, "balances")
+        try:
+            path = f"/views/balances/{theirs}?{last}"
+            assert get(api, "bob", path).json()["row"]["account"] == theirs
+            same(get(api, "ada", path), get(api, "ada", f"/views/balances/nobody?{last}"))
+            page = {row["account"] for row in get(api, "ada", f"/views/balances?{last}&limit=1000").json()["items"]}
+            assert (mine in page, theirs in page) == (True, False)
+            assert ada.next().data == bob.next().data, "that it has stopped tells nothing of a row"
+            problem(post(api, "bob", theirs, "deposit", cents=1), 503, "view-stopped")
+        finally:
+            resume(shared_world, ["balances"], all_views())
 
 
 def test_what_may_not_be_read_is_denied_and_logged_once(api: Api, caplog: pytest.LogCaptureFixture) -> None:

@@ -56,10 +56,6 @@ class Seen(NamedTuple):
     cents: int
     at_least: int
 
-    @property
-    def is_older(self) -> bool:
-        return self.transactions < self.at_least
-
 
 @dataclass(slots=True)
 class Notes:
@@ -75,7 +71,7 @@ class Notes:
     @property
     def older(self) -> list[Seen]:
         """Reads of somebody who knew better."""
-        return [one for one in self.seen if one.is_older]
+        return [one for one in self.seen if one.transactions < one.at_least]
 
 
 @dataclass(slots=True)

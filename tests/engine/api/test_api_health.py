@@ -128,6 +128,12 @@ def test_a_stopped_view_answers_503_and_everything_else_as_ever(api: Api, shared
     assert api.client.get("/views/balances").status_code == 200
     until(lambda: 'samefold_view_stopped{view="balances"} 0.0' in api.client.get("/metrics").text, "it is told")
     assert "stopped_views" not in api.get("/health/ready").json()
+    removed = "delete from live where view = 'balances'", "delete from stopped_views where view = 'balances'"
+    again = f"insert into live select * from json_populate_record(null::live, '{json.dumps(before)}')"
+    with changed(shared_world, ";".join(removed), again):
+        until(
+            lambda: 'view_stopped{view="balances"}' not in api.client.get("/metrics").text, "what is gone is not told"
+        )
 
 
 @pytest.mark.slow

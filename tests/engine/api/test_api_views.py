@@ -11,10 +11,12 @@ import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime, timedelta
 from queue import Empty, Queue
 from socket import SHUT_RDWR
 from threading import Thread
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -26,6 +28,7 @@ from api.live_rows import Watcher
 from api.problems import Problem
 from api.services import TOO_MANY_SEARCHES, TOO_MANY_SUBSCRIBERS, Services, Slots
 from api.view_questions import Question
+from api.view_reader import PositionWaits
 from api.views import is_search
 from infra.database.connect import connect
 from infra.database.migrate import upgrade
@@ -35,13 +38,14 @@ from infra.log.records import Command, Commit, decode_event
 from infra.settings import Settings
 from infra.testing.fixtures import world_of
 from infra.testing.waiting import DEADLINE_S, until
-from projections.engine.rebuild.rebuild import rebuild
+from projections.engine.rebuild.rebuild import rebuild, resume
 from projections.engine.store.positions import channel
-from projections.engine.views.core_views import all_views
+from projections.engine.views.core_views import agent_views, all_views
 from projections.engine.views.token import Token
 from projections.engine.views.view import View
 from tests.engine.api.api import Api, everything, named, problem, ready, served, serving, unfolded
-from tests.engine.projections.bankviews import BROKEN, SUMS, live_table, make_tables, view
+from tests.engine.projections.bankviews import BROKEN, SUMS, live_table, make_tables, stop_as_older_code_would, view
+from tests.engine.projections.test_stopping import fold
 from tests.engine.spine import (
     command,
     commits,
@@ -261,6 +265,81 @@ def test_readers_beyond_the_bound_get_429(shared_world: Settings) -> None:
         problem(get(small, path, Prefer="wait=60"), 429, "too-many-readers")
         small.server.should_exit = True
         problem(waiting.result(), 503, "stopping")
+
+
+# stopped views
+
+
+@contextmanager
+def stopped(world: Settings, name: str) -> Iterator[None]:
+    """The view is stopped at the log's end, which is folded."""
+    stop_as_older_code_would(world, name)
+    try:
+        yield
+    finally:
+        resume(world, [name], all_views())
+
+
+LAST = "if-stopped=last-rows"
+
+
+def test_the_last_rows_of_a_stopped_view_are_for_who_asks_for_them_by_name(
+    api: Api, shared_world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folded(shared_world, open_account("last-1"), open_account("last-2"), deposit("last-1", "last-d", 5))
+    path = "/views/balances/last-1"
+    live, at = get(api, f"{path}?{LAST}"), token_now(shared_world)
+    assert (live.json(), "Samefold-Stopped" in live.headers) == (get(api, path).json(), False)
+    with stopped(shared_world, "balances"):
+        decided(shared_world, deposit("last-1", "last-e", 7))
+        fold(shared_world, agent_views("core"))
+        assert token_now(shared_world) != at
+        last = get(api, f"{path}?{LAST}&after={at}")
+        assert (last.status_code, last.json(), last.headers["ETag"]) == (200, live.json(), live.headers["ETag"])
+        assert last.json()["position"] == last.headers["Samefold-Position"] == str(at)
+        since = datetime.fromisoformat(last.headers["Samefold-Stopped"])
+        assert since.utcoffset() == timedelta(0)
+        same = get(api, f"{path}?{LAST}", If_None_Match=last.headers["ETag"])
+        assert (same.status_code, same.headers["Samefold-Stopped"]) == (304, last.headers["Samefold-Stopped"])
+        none = get(api, f"/views/balances/none?{LAST}")
+        assert (problem(none, 404, "no-row")["position"], "Samefold-Stopped" in none.headers) == (str(at), True)
+        accounts: list[str] = []
+        page: str | None = f"/views/balances?limit=1&{LAST}"
+        while page:
+            found = get(api, page).json()
+            accounts, page = accounts + [row["account"] for row in found["items"]], found["next"]
+            assert found["position"] == str(at)
+        assert {"last-1", "last-2"} <= {*accounts}
+        problem(get(api, path), 503, "view-stopped")
+        assert "if-stopped" in str(problem(get(api, f"{path}?if-stopped=yes"), 422, "invalid")["errors"])
+        # what waits would take a place from the readers of other views
+        monkeypatch.setattr(PositionWaits, "waiting", Mock(side_effect=AssertionError("it waits")))
+        late = problem(get(api, f"{path}?{LAST}&after={token_now(shared_world)}"), 503, "position-not-reached")
+        assert str(at) in late["detail"]
+    assert get(api, f"{path}?{LAST}").json()["row"]["cents"] == 12
+
+
+def test_a_watcher_is_told_that_the_view_has_stopped_and_goes_on_when_it_is_resumed(
+    api: Api, shared_world: Settings
+) -> None:
+    folded(shared_world, open_account("told"))
+    path, at = "/views/balances/told/live", token_now(shared_world)
+    with subscribed(api, path) as live, subscribed(api, "/views/balances/nobody/live") as other:
+        assert [live.next().event, other.next().event] == ["row", "gone"]
+        with stopped(shared_world, "balances"):
+            told = live.next()
+            assert (told.event, told.data) == (
+                "stopped",
+                {"code": "poison-event", "since": told.data["since"], "position": str(at)},
+            )
+            assert other.next().data == told.data
+            decided(shared_world, deposit("told", "told-d", 7))
+            fold(shared_world, agent_views("core"))
+            problem(get(api, path, Last_Event_ID=told.id), 503, "view-stopped")
+        assert live.next().data["row"]["cents"] == 7
+        assert other.next().event == "gone"
+        with subscribed(api, path, Last_Event_ID=told.id) as again:
+            assert again.next().data["row"]["cents"] == 7
 
 
 # stores away

@@ -151,49 +151,13 @@ def test_a_garbage_command_is_a_recorded_rejection_and_later_ones_go_on(world: S
     assert scalar(world, "select count(*) from command_outcomes_v3 where code = 'malformed'") == 5
 
 
-def test_a_command_from_a_client_with_another_partitioner_is_rejected_as_misrouted(world: Settings) -> None:
-    wrong = next(
-        n for n in map(str, range(40)) if _crc32_partition(world, f"accounts/{n}") != partition_of(f"accounts/{n}", 4)
-    )
-    stream = f"accounts/{wrong}"
-    produce(world, world.commands_topic, _crc32_partition(world, stream), stream.encode(), encode(open_account(wrong)))
-    with handler(world):
-        decided(world, 1)
-        [rejected] = commits(world)
-        assert rejected.reason is not None
-        assert rejected.reason.code == "misrouted"
-        send(world, open_account(wrong))
-        decided(world, 2)
-    project(world)
-    assert outcomes(world, [(stream, f"open-{wrong}")])[stream, f"open-{wrong}"].outcome == "accepted"
-
-
-def _crc32_partition(world: Settings, stream: str) -> int:
-    return zlib.crc32(stream.encode()) % world.partitions
-
-
-def test_hostile_names_and_values_reach_the_rows_unharmed_or_are_rejected(world: Settings) -> None:
-    names = ["o'brien; drop table live; --", '"quoted" \\ back', "🏦 emoji", "ü" * 90, "a b\tc".replace("\t", " ")]
+def test_hostile_names_reach_the_rows_unharmed(world: Settings) -> None:
+    names = ["o'brien; drop table live; --", '"quoted" \\ back', "🏦 emoji", "ü" * 90, "a b"]
     for name in names:
         send(world, open_account(name), deposit(name, f"'; {name}", 7))
-    wrong = [
-        command("accounts/x", f"x{n}", "Deposit", cents=cents, on="2026-01-01")
-        for n, cents in enumerate([0, -1, 2**63, 2**64, True, "5", 1.5, None])
-    ]
-    wrong += [
-        command("accounts/x", "unknown-field", "Deposit", cents=1, on="2026-01-01", extra=1),
-        command("accounts/x", "unknown-command", "Steal", cents=1),
-        command("nowhere/x", "unknown-context", "Deposit", cents=1),
-        command("accounts/x", "nul", "Deposit", cents=1, on="2026-01-01", details={"purpose": "a\x00b"}),
-        command("accounts/x", "long", "Deposit", cents=1, on="2026-01-01", details={"purpose": "x" * 10_000}),
-    ]
-    send(world, *wrong)
-    serve(world, 2 * len(names) + len(wrong))
+    serve(world, 2 * len(names))
     project(world)
     assert scalar(world, "select array_agg(account order by account) from balances_v2 where cents = 7") == sorted(names)
-    answers = outcomes(world, [(c.stream, c.id) for c in wrong])
-    assert {answer.code for answer in answers.values()} == {"malformed"}
-    assert len(answers) == len(wrong)
 
 
 def test_the_handler_waits_while_it_is_too_far_ahead_of_the_read_model(world: Settings) -> None:
@@ -233,20 +197,16 @@ def test_a_restored_database_makes_the_handler_open_again(world: Settings) -> No
         project(world)
         send(world, withdraw("ada", "w0", 99))
         decided(world, 3)
-        _restore_to_the_beginning(world)
+        with connect(world, "test") as db, db.transaction():
+            db.execute("update positions set next_offset = 0, epoch = -1, seq = 0, command_offset = -1")
+            for table in (name for (name,) in db.execute("select table_name from live").fetchall()):
+                db.execute(f"delete from {table}".encode())
         send(world, withdraw("ada", "w1", 10), withdraw("ada", "w2", 10), deposit("ada", "d1", 10))
         until(lambda: len({c.command_id for c in commits(world)}) == 5, "decided on the whole log")
     project(world)
     answers = outcomes(world, [("accounts/ada", "w1"), ("accounts/ada", "w2")])
     assert [answers["accounts/ada", key].outcome for key in ("w1", "w2")] == ["accepted", "rejected"]
     assert scalar(world, "select cents from balances_v2") == 0
-
-
-def _restore_to_the_beginning(world: Settings) -> None:
-    with connect(world, "test") as db, db.transaction():
-        db.execute("update positions set next_offset = 0, epoch = -1, seq = 0, command_offset = -1")
-        for table in ("balances_v2", "statement_v2", "daily_totals_v1", "streams_accounts_v3", "command_outcomes_v3"):
-            db.execute(f"delete from {table}")
 
 
 def test_it_waits_for_a_live_write_model_of_its_own_version(world: Settings, caplog: pytest.LogCaptureFixture) -> None:
@@ -410,7 +370,7 @@ def test_our_producers_use_murmur2(world: Settings) -> None:
         )
     client.flush(10)
     assert landed == {name: partition_of(name, world.partitions) for name in names}
-    assert landed != {name: _crc32_partition(world, name) for name in names}
+    assert landed != {name: zlib.crc32(name.encode()) % world.partitions for name in names}
 
 
 @pytest.mark.slow

@@ -1,10 +1,10 @@
 """make test: a state machine without a store.
 
-The writer of a partition: the way through its phases, and the eleven precise rules, each of which is shown to be needed."""
+The writer of a partition: the way through its phases, and the eleven precise rules."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 import pytest
@@ -31,7 +31,6 @@ from infra.log.records import Commit, EventRecord, Reason, Record, decode_event
 from infra.log.rule import START, Reading
 from infra.processes.time_limit import SLOW, TooSlow
 from projections.engine.store.command_types import CommandType
-from tests.engine.commands import mutants
 from tests.engine.log import TOPIC_ID, commit, opening, records
 from tests.engine.purse import PURSE, Command, Fill, Spend, State
 
@@ -64,8 +63,8 @@ def purse(version: int, cents: int) -> dict[str, Versioned]:
     return {"purse/1": Versioned(version, State(cents))}
 
 
-def fresh(kind: type[Writer], **limits: Any) -> Writer:
-    return kind(0, TOPIC_ID, Limits(**{"run_ahead": 10, "max_commit_bytes": 10_000, "ack_timeout_s": 30} | limits))
+def fresh(**limits: Any) -> Writer:
+    return Writer(0, TOPIC_ID, Limits(**{"run_ahead": 10, "max_commit_bytes": 10_000, "ack_timeout_s": 30} | limits))
 
 
 def take_over(writer: Writer, log: Sequence[bytes], position: Reading = START, generation: str = "g") -> Action:
@@ -76,17 +75,17 @@ def take_over(writer: Writer, log: Sequence[bytes], position: Reading = START, g
     return writer.on_log(records([*log, opening()])[position.next_offset :])
 
 
-def started(kind: type[Writer], position: Reading = START, log_end: int = 0, **limits: Any) -> Writer:
+def started(position: Reading = START, log_end: int = 0, **limits: Any) -> Writer:
     """A writer that opens at the log's end."""
-    writer = fresh(kind, **limits)
+    writer = fresh(**limits)
     writer.start()
     assert writer.on_position(snapshot(position), log_end) == Open()
     return writer
 
 
-def serving(kind: type[Writer], log: Sequence[bytes] = (), position: Reading = START, **limits: Any) -> Writer:
+def serving(log: Sequence[bytes] = (), position: Reading = START, **limits: Any) -> Writer:
     """A writer that serves, its epoch at the end of the log."""
-    writer = fresh(kind, **limits)
+    writer = fresh(**limits)
     assert isinstance(take_over(writer, log, position), Serve)
     return writer
 
@@ -113,20 +112,20 @@ def is_doubt(actions: Sequence[Action] | Action | None) -> bool:
 
 
 def test_it_waits_for_the_read_models_positions() -> None:
-    writer = fresh(Writer)
+    writer = fresh()
     writer.start()
     assert isinstance(writer.on_position(snapshot(None), 0), Wait)
     assert writer.on_position(snapshot(START), 0) == Open()
 
 
 def test_it_refuses_a_log_that_ends_before_the_read_models_position() -> None:
-    writer = fresh(Writer)
+    writer = fresh()
     writer.start()
     assert writer.on_position(snapshot(Reading(5, 0, 4, 4)), 4) == Refuse("events-shorter-than-position")
 
 
 def test_it_refuses_a_recreated_commands_topic() -> None:
-    writer = fresh(Writer)
+    writer = fresh()
     assert take_over(writer, [opening(topic_id="another"), commit(0, 1)]) == Refuse("commands-topic-recreated")
 
 
@@ -136,7 +135,7 @@ def test_it_refuses_a_recreated_commands_topic() -> None:
     ids=["another record stands where its opening should", "it was fenced before it was read"],
 )
 def test_an_opening_that_does_not_count_does_not_serve(offset: int, log: list[bytes]) -> None:
-    writer = started(Writer)
+    writer = started()
     writer.on_opened(offset)
     assert is_doubt(writer.on_log(records(log)))
 
@@ -144,7 +143,7 @@ def test_an_opening_that_does_not_count_does_not_serve(offset: int, log: list[by
 @pytest.mark.parametrize(("kind", "body"), [("Stolen", b"{}"), ("Filled", b'{"cents":"many"}')])
 def test_it_waits_until_an_agent_has_folded_an_event_that_it_can_not_fold(kind: str, body: bytes) -> None:
     """Of a newer code's. It goes on with the state that the database has by then, and with other partitions meanwhile."""
-    writer = serving(Writer, [opening(), commit(0, 1, version=1, events=[EventRecord(kind, msgspec.Raw(body))])])
+    writer = serving([opening(), commit(0, 1, version=1, events=[EventRecord(kind, msgspec.Raw(body))])])
     epoch = writer.epoch
     [confirm] = writer.on_commands([received(1, Fill(cents=5))], snapshot(START), 0)
     assert isinstance(confirm, Confirm)
@@ -156,7 +155,7 @@ def test_it_waits_until_an_agent_has_folded_an_event_that_it_can_not_fold(kind: 
 
 
 def test_commits_carry_the_epoch_and_rising_seqs() -> None:
-    writer = serving(Writer, [opening()])
+    writer = serving([opening()])
     commits = appended(writer.on_commands([received(n, Fill(cents=5)) for n in range(3)], snapshot(START), 0))
     assert [(c.epoch, c.seq, c.version, c.command_offset) for c in commits] == [
         (1, 1, 1, 0),
@@ -166,7 +165,7 @@ def test_commits_carry_the_epoch_and_rising_seqs() -> None:
 
 
 def test_a_command_is_decided_on_those_before_it_in_the_batch_and_before_the_batch() -> None:
-    writer = serving(Writer)
+    writer = serving()
     first = appended(writer.on_commands([received(0, Fill(cents=5)), received(1, Spend(cents=3))], snapshot(START), 0))
     second = appended(
         writer.on_commands([received(2, Spend(cents=2)), received(3, Spend(cents=1))], snapshot(START), 0)
@@ -175,13 +174,13 @@ def test_a_command_is_decided_on_those_before_it_in_the_batch_and_before_the_bat
 
 
 def test_streams_do_not_mix() -> None:
-    writer = serving(Writer)
+    writer = serving()
     batch = [received(0, Fill(cents=5)), received(1, Spend(cents=5), stream="purse/2")]
     assert [c.outcome for c in appended(writer.on_commands(batch, snapshot(START), 0))] == ["accepted", "rejected"]
 
 
 def test_it_wants_what_the_overlay_does_not_have() -> None:
-    writer = serving(Writer, [opening(), commit(0, 1, stream="purse/9", command_id="r")])
+    writer = serving([opening(), commit(0, 1, stream="purse/9", command_id="r")])
     writer.on_commands([received(1, Fill(cents=5))], snapshot(START), 0)
     again = received(2, Fill(cents=5), id_="c1")
     new = received(3, Fill(cents=5))
@@ -196,38 +195,38 @@ def test_it_wants_what_the_overlay_does_not_have() -> None:
 
 def test_an_outcome_in_the_database_is_not_decided_again() -> None:
     seen = snapshot(START, outcomes=[("purse/1", "c0")])
-    assert serving(Writer).on_commands([received(0, Fill(cents=5))], seen, 0) == []
+    assert serving().on_commands([received(0, Fill(cents=5))], seen, 0) == []
 
 
 @pytest.mark.parametrize("command", [Fill(cents=5), Spend(cents=5)])
 def test_a_repeated_command_appends_nothing_whether_accepted_or_rejected(command: Command) -> None:
-    writer = serving(Writer)
+    writer = serving()
     both = [received(0, command, id_="a"), received(1, command, id_="a")]
     assert len(writer.on_commands(both, snapshot(START), 0)) == 1
     assert writer.on_commands([received(2, command, id_="a")], snapshot(START), 0) == []
 
 
 def test_a_repeated_command_is_told_before_its_expected_version_is_looked_at() -> None:
-    writer = serving(Writer)
+    writer = serving()
     repeated = [received(n, Fill(cents=5), id_="a", expected_version=0) for n in range(2)]
     assert [c.outcome for c in appended(writer.on_commands(repeated, snapshot(START), 0))] == ["accepted"]
 
 
 @pytest.mark.parametrize("why", [None, Reason("too-little", "?")])
 def test_an_outcome_read_up_to_the_opening_is_not_decided_again(why: Reason | None) -> None:
-    writer = serving(Writer, [opening(), commit(0, 1, command_id="c7", command_offset=0, reason=why)])
+    writer = serving([opening(), commit(0, 1, command_id="c7", command_offset=0, reason=why)])
     assert writer.on_commands([received(7, Fill(cents=5))], snapshot(START), 0) == []
 
 
 def test_commands_that_are_delivered_again_are_passed_over() -> None:
-    writer = serving(Writer, [opening(), commit(0, 1, command_offset=4)])
+    writer = serving([opening(), commit(0, 1, command_offset=4)])
     batch = [received(4, Fill(cents=5)), received(5, Fill(cents=5))]
     assert [c.command_offset for c in appended(writer.on_commands(batch, snapshot(START), 0))] == [5]
     assert writer.on_commands(batch, snapshot(START), 0) == []
 
 
 def test_poison_is_answered_and_what_follows_it_goes_on() -> None:
-    writer = serving(Writer)
+    writer = serving()
     commits = appended(writer.on_commands([malformed(0), received(1, Fill(cents=5))], snapshot(START), 0))
     assert [(c.stream, c.outcome, c.version) for c in commits] == [("-/0", "rejected", 0), ("purse/1", "accepted", 1)]
 
@@ -238,7 +237,7 @@ def test_what_follows_a_decision_that_was_too_slow_waits_for_another_turn() -> N
     def decide(*_: Any) -> Any:
         raise TooSlow(f"{SLOW} it takes longer than 10 s")
 
-    writer = serving(Writer)
+    writer = serving()
     batch = [received(n, Fill(cents=5)) for n in range(3)]
     batch[1] = msgspec.structs.replace(batch[1], context=replace(PURSE, decide=decide))
     first = appended(writer.on_commands(batch, snapshot(START), 0))
@@ -248,7 +247,7 @@ def test_what_follows_a_decision_that_was_too_slow_waits_for_another_turn() -> N
 
 def test_a_rejected_body_leaves_the_streams_state_alone() -> None:
     # its state must be known to the next command although this one never looked at it
-    writer = serving(Writer)
+    writer = serving()
     unreadable = Received(0, "purse/1", "c0", "f", context=PURSE, rejection=reason("malformed", "?"))
     stored = snapshot(START, rows=purse(version=3, cents=100))
     commits = appended(writer.on_commands([unreadable, received(1, Spend(cents=100))], stored, 0))
@@ -275,7 +274,7 @@ def doubts() -> dict[str, Callable[[Writer], Sequence[Action] | Action | None]]:
 
 
 def in_doubt() -> Writer:
-    writer = serving(Writer, [opening()], Reading(1, 0, 0, -1))
+    writer = serving([opening()], Reading(1, 0, 0, -1))
     assert (
         len(writer.on_commands([received(n, Fill(cents=5)) for n in range(2)], snapshot(Reading(1, 0, 0, -1)), 0)) == 2
     )
@@ -315,66 +314,45 @@ def test_after_a_doubt_nothing_but_the_log_and_the_database_is_believed() -> Non
     assert [(c.epoch, c.seq, c.outcome) for c in commits] == [(2, 1, "rejected"), (2, 2, "rejected")]
 
 
-# The eleven precise rules. Each is a scenario that any writer must pass, and that writers without the rule do not.
-
-Scenario: TypeAlias = Callable[[type[Writer]], None]
-RULES: dict[Scenario, tuple[type[Writer], ...]] = {}
+# The eleven precise rules. `proofs/model/mutants.txt` has writers without each; the last one is in `proofs/mutations.txt`.
 
 
-def needed(*without: type[Writer]) -> Callable[[Scenario], Scenario]:
-    """The rule of a scenario, which these writers lack."""
-
-    def register(scenario: Scenario) -> Scenario:
-        RULES[scenario] = without
-        return scenario
-
-    return register
-
-
-@needed(mutants.with_overlay(mutants.FoldsEverything))
-def rule_1_rows_may_be_newer_than_the_position_but_never_older(kind: type[Writer]) -> None:
+def test_rule_1_rows_may_be_newer_than_the_position_but_never_older() -> None:
     log = [
         opening(),
         commit(0, 1, version=1, events=[FILLED]),
         commit(0, 2, version=2, events=[FILLED], command_offset=1),
     ]
-    newer = serving(kind, log)
+    newer = serving(log)
     seen = snapshot(START, rows=purse(version=1, cents=5))
     [one] = appended(newer.on_commands([received(2, Spend(cents=10))], seen, 0))
     assert (one.outcome, one.version) == ("accepted", 3)
     [two] = appended(newer.on_commands([received(3, Spend(cents=1))], seen, 0))
     assert two.outcome == "rejected"
 
-    older = serving(kind, [*log[:1], commit(0, 1, version=3, events=[FILLED])])
+    older = serving([*log[:1], commit(0, 1, version=3, events=[FILLED])])
     assert is_doubt(older.on_commands([received(2, Spend(cents=10))], seen, 0))
 
 
-@needed(mutants.BelievesOldSnapshots, mutants.KeepsItsFirstBase)
-def rule_2_a_row_loaded_before_the_base_is_never_used(kind: type[Writer]) -> None:
+def test_rule_2_a_row_loaded_before_the_base_is_never_used() -> None:
     position = Reading(1, 0, 0, -1)
-    writer = serving(kind, [opening()], position)
+    writer = serving([opening()], position)
     writer.on_commands([received(0, Fill(cents=5))], snapshot(position), 0)
     writer.on_commands([], snapshot(Reading(3, 1, 1, 0)), 1)  # the database has the commit: the overlay forgets it
     late = snapshot(Reading(2, 1, 0, -1))  # a replica that does not have it
     assert is_doubt(writer.on_commands([received(1, Spend(cents=5))], late, 0))
 
 
-@needed(mutants.BelievesOldSnapshots)
-def rule_2_the_base_begins_at_the_openings_position(kind: type[Writer]) -> None:
-    writer = serving(kind, [opening(), commit(0, 1, version=1, events=[FILLED])], Reading(2, 0, 1, 0))
+def test_rule_2_the_base_begins_at_the_openings_position() -> None:
+    writer = serving([opening(), commit(0, 1, version=1, events=[FILLED])], Reading(2, 0, 1, 0))
     restored = snapshot(Reading(1, 0, 0, -1))
     assert is_doubt(writer.on_commands([received(1, Spend(cents=5))], restored, 0))
 
 
-@needed(
-    mutants.EvictsOnAcknowledgement,
-    mutants.with_overlay(mutants.EvictsByOffset),
-    mutants.with_overlay(mutants.EvictsAnyEpoch),
-)
-def rule_3_an_own_entry_stays_until_the_database_shows_its_epoch_and_seq(kind: type[Writer]) -> None:
+def test_rule_3_an_own_entry_stays_until_the_database_shows_its_epoch_and_seq() -> None:
     log = [opening(), *(commit(0, n, command_offset=n - 1) for n in range(1, 6))]
     position = Reading(5, 0, 4, 3)
-    writer = serving(kind, log, position)
+    writer = serving(log, position)
     writer.on_commands([received(7, Fill(cents=5)), received(8, Fill(cents=5))], snapshot(position), 0)
     for offset in (7, 8):
         assert writer.on_acknowledged(offset - 6, offset, 1) is None
@@ -390,10 +368,9 @@ def rule_3_an_own_entry_stays_until_the_database_shows_its_epoch_and_seq(kind: t
     assert len(writer.overlay) == 0
 
 
-@needed(mutants.with_overlay(mutants.EvictsOneEarly))
-def rule_3_an_entry_read_before_the_opening_stays_until_the_position_is_beyond_its_offset(kind: type[Writer]) -> None:
+def test_rule_3_an_entry_read_before_the_opening_stays_until_the_position_is_beyond_its_offset() -> None:
     log = [opening(), commit(0, 1, version=1, events=[FILLED], command_id="a")]
-    writer = serving(kind, log)
+    writer = serving(log)
     again = received(5, Fill(cents=5), id_="a")
     assert writer.on_commands([again], snapshot(Reading(1, 0, 0, -1)), 0) == []
     assert writer.overlay.answered("purse/1", "a")
@@ -401,10 +378,9 @@ def rule_3_an_entry_read_before_the_opening_stays_until_the_position_is_beyond_i
     assert len(writer.overlay) == 0
 
 
-@needed(mutants.ServesAfterAnyRead)
-def rule_4_the_opening_is_read_when_its_own_record_was_consumed(kind: type[Writer]) -> None:
+def test_rule_4_the_opening_is_read_when_its_own_record_was_consumed() -> None:
     log = records([opening(), commit(0, 1, command_offset=0), commit(0, 2, command_offset=1), opening()])
-    writer = started(kind, START, 3)
+    writer = started(START, 3)
     assert writer.on_opened(3) == ReadLog(0, 4)
     for stop in range(3):
         assert writer.on_log(log[stop : stop + 1]) == ReadLog(stop + 1, 4)
@@ -412,32 +388,21 @@ def rule_4_the_opening_is_read_when_its_own_record_was_consumed(kind: type[Write
     assert writer.on_log(log[3:]) == Serve(2)
 
 
-@needed(mutants.GuessesItsEpoch)
-def rule_4_an_acknowledgement_without_an_exact_offset_is_none(kind: type[Writer]) -> None:
-    writer = started(kind, Reading(1, 0, 0, -1), 1)
+def test_rule_4_an_acknowledgement_without_an_exact_offset_is_none() -> None:
+    writer = started(Reading(1, 0, 0, -1), 1)
     assert is_doubt(writer.on_opened(None))
 
 
-@needed(mutants.NeverTimesOut)
-def rule_5_a_commit_without_an_acknowledgement_is_not_taken_for_written(kind: type[Writer]) -> None:
-    writer = serving(kind)
+def test_rule_5_a_commit_without_an_acknowledgement_is_not_taken_for_written() -> None:
+    writer = serving()
     writer.on_commands([received(n, Fill(cents=5)) for n in range(2)], snapshot(START), 100)
     assert writer.on_acknowledged(1, 1, 120) is None
     assert writer.on_clock(149) is None
     assert is_doubt(writer.on_clock(151))
 
 
-@needed(mutants.BelievesAnyAcknowledgement)
-def rule_5_an_acknowledgement_out_of_line_is_a_doubt(kind: type[Writer]) -> None:
-    for offset in (None, 0, 2):
-        writer = serving(kind)
-        writer.on_commands([received(0, Fill(cents=5))], snapshot(START), 0)
-        assert is_doubt(writer.on_acknowledged(1, offset, 1))
-
-
-@needed(mutants.OpensUnasked)
-def rule_6_after_a_doubt_it_opens_only_when_the_group_confirms_it(kind: type[Writer]) -> None:
-    writer = serving(kind)
+def test_rule_6_after_a_doubt_it_opens_only_when_the_group_confirms_it() -> None:
+    writer = serving()
     writer.on_commands([received(0, Fill(cents=5))], snapshot(START), 0)
     assert isinstance(writer.on_acknowledged(1, 4, 1), Confirm)
     assert writer.phase is Phase.UNCONFIRMED
@@ -445,10 +410,9 @@ def rule_6_after_a_doubt_it_opens_only_when_the_group_confirms_it(kind: type[Wri
     assert writer.on_confirmed() == Load()
 
 
-@needed(mutants.HasAlwaysRoom, mutants.with_overlay(mutants.CountsOnlyOwn))
-def rule_7_a_writer_runs_ahead_by_a_bounded_number_of_commits(kind: type[Writer]) -> None:
+def test_rule_7_a_writer_runs_ahead_by_a_bounded_number_of_commits() -> None:
     log = [opening(), *(commit(0, n, command_offset=n - 1) for n in range(1, 3))]
-    writer = serving(kind, log, run_ahead=4)
+    writer = serving(log, run_ahead=4)
     waiting = [
         received(2, Fill(cents=5)),
         received(3, Spend(cents=99)),
@@ -463,8 +427,7 @@ def rule_7_a_writer_runs_ahead_by_a_bounded_number_of_commits(kind: type[Writer]
     assert writer.room == 3
 
 
-@needed(mutants.ResumesWhereTheDatabaseStands)
-def rule_8_commands_are_needed_back_to_the_last_that_counts_and_no_further(kind: type[Writer]) -> None:
+def test_rule_8_commands_are_needed_back_to_the_last_that_counts_and_no_further() -> None:
     log = [
         opening(),
         commit(0, 1, command_offset=3),
@@ -472,39 +435,30 @@ def rule_8_commands_are_needed_back_to_the_last_that_counts_and_no_further(kind:
         opening(),
         commit(0, 3, command_offset=9),
     ]
-    assert take_over(fresh(kind), log) == Serve(9)
-    assert take_over(fresh(kind), log, Reading(5, 3, 0, 8)) == Serve(9)
-    assert take_over(fresh(kind), []) == Serve(0)
+    assert take_over(fresh(), log) == Serve(9)
+    assert take_over(fresh(), log, Reading(5, 3, 0, 8)) == Serve(9)
+    assert take_over(fresh(), []) == Serve(0)
 
 
-@needed(mutants.OpensFarFromTheEnd)
-def rule_9_a_writer_opens_only_when_the_database_is_near_the_logs_end(kind: type[Writer]) -> None:
-    writer = fresh(kind, run_ahead=4)
+def test_rule_9_a_writer_opens_only_when_the_database_is_near_the_logs_end() -> None:
+    writer = fresh(run_ahead=4)
     writer.start()
     assert isinstance(writer.on_position(snapshot(Reading(5, 0, 4, 3)), 10), Wait)
     assert writer.phase is Phase.LOADING
     assert writer.on_position(snapshot(Reading(6, 0, 5, 4)), 10) == Open()
 
 
-@needed(mutants.BlindForVersions)
-def rule_10_another_version_of_the_write_model_waits(kind: type[Writer]) -> None:
-    writer = fresh(kind)
+def test_rule_10_another_version_of_the_write_model_waits() -> None:
+    writer = fresh()
     writer.start()
     assert isinstance(writer.on_position(snapshot(START, fits=False), 0), Wait)
     assert writer.phase is Phase.LOADING
 
 
-@needed(mutants.BlindForVersions, mutants.BlindForGenerations)
-def rule_10_another_generation_or_version_while_serving_opens_again(kind: type[Writer]) -> None:
-    for changed in (snapshot(START, generation="h"), snapshot(START, fits=False)):
-        assert is_doubt(serving(kind).on_commands([received(0, Fill(cents=5))], changed, 0))
-
-
 STEAL = CommandType("purse", "Steal")
 
 
-@needed(mutants.AnswersWhatItDoesNotKnow, mutants.OpensAgainAtOnce)
-def rule_11_a_live_command_that_this_code_does_not_know_is_left_to_another_release(kind: type[Writer]) -> None:
+def test_rule_11_a_live_command_that_this_code_does_not_know_is_left_to_another_release() -> None:
     """So are the commands behind it, until it has an outcome or its type is no longer live. Others are decided as usual."""
 
     def stolen(offset: int, unknown: CommandType) -> Received:
@@ -513,7 +467,7 @@ def rule_11_a_live_command_that_this_code_does_not_know_is_left_to_another_relea
     def shown(position: Reading, *unknown: CommandType) -> Snapshot:
         return replace(snapshot(position), unknown=frozenset(unknown))
 
-    writer = fresh(kind)
+    writer = fresh()
     writer.start()
     assert writer.on_position(shown(START, STEAL), 0) == Open()
     writer.on_opened(0)
@@ -529,21 +483,3 @@ def rule_11_a_live_command_that_this_code_does_not_know_is_left_to_another_relea
     for later in (shown(Reading(5, 3, 1, 2), STEAL), shown(Reading(3, 0, 2, 1))):
         writer.on_confirmed()
         assert writer.on_position(later, later.positions[0].next_offset) == Open()
-
-
-@pytest.mark.parametrize("scenario", RULES, ids=lambda scenario: scenario.__name__)
-def test_the_writer_keeps(scenario: Scenario) -> None:
-    scenario(Writer)
-
-
-@pytest.mark.parametrize(
-    ("scenario", "without"),
-    [
-        pytest.param(scenario, without, id=f"{scenario.__name__}-{without.__name__}")
-        for scenario, writers in RULES.items()
-        for without in writers
-    ],
-)
-def test_without_its_rule_a_writer_is_caught(scenario: Scenario, without: type[Writer]) -> None:
-    with pytest.raises(AssertionError):
-        scenario(without)

@@ -187,9 +187,7 @@ def test_a_refusal_of_a_shared_module_is_one_of_each_context(domain_of: DomainOf
     assert "account-is-closed" not in refusals_of(every["savings"])
 
 
-def test_a_refusal_of_another_context_that_is_imported_is_one_of_this_too(
-    domain_of: DomainOf,
-) -> None:
+def test_a_refusal_of_another_context_that_is_imported_is_one_of_this_too(domain_of: DomainOf) -> None:
     every = domain_of(savings=SAVINGS + "from domain.accounts import AccountIsClosed\n")
     found = refusals_of(every["savings"])
     assert "account-is-closed" in found

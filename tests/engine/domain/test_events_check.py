@@ -279,9 +279,7 @@ class Case:
     file: str = DOMAIN
 
 
-BOOKED_2: Sequence[tuple[str, str]] = [
-    ("class RoomBooked:\n", "class RoomBooked:\n    VERSION: ClassVar[int] = 2\n"),
-]
+BOOKED_2: Sequence[tuple[str, str]] = [("class RoomBooked:\n", "class RoomBooked:\n    VERSION: ClassVar[int] = 2\n")]
 STEP = """
 from domain.language import Body, upcaster
 
@@ -366,9 +364,7 @@ CASES = {
         version("body"),
     ),
     "an upcaster missing": Case(
-        BOOKED_2,
-        "RoomBooked is at version 2, but nothing leads from version 1 to 2",
-        missing_step("body"),
+        BOOKED_2, "RoomBooked is at version 2, but nothing leads from version 1 to 2", missing_step("body")
     ),
     "an upcaster that fails": Case(
         [*BOOKED_2, ("\nEvent: TypeAlias", STEP)],
@@ -408,10 +404,7 @@ CASES = {
         raised,
     ),
     "a view's columns": Case(
-        [("    events: int\n", "    uses: int\n")],
-        "view room_use: it has other columns",
-        raised,
-        USE,
+        [("    events: int\n", "    uses: int\n")], "view room_use: it has other columns", raised, USE
     ),
 }
 
@@ -561,9 +554,7 @@ ALLOWED = {
         BY_READERS,
     ),
     "a raised version with its upcaster": Allowed(
-        [*BOOKED_2, SAME],
-        ["event rooms.RoomBooked is at version 2, after 1"],
-        BY_READERS,
+        [*BOOKED_2, SAME], ["event rooms.RoomBooked is at version 2, after 1"], BY_READERS
     ),
     "a new command": Allowed(
         [

@@ -113,13 +113,7 @@ def test_a_forgotten_value_is_shown_as_its_fallback() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [
-        {"name": "x" * 201},
-        {"name": "two\nlines"},
-        {"name": 5},
-        {"name": None},
-        {"addresses": [{"street": ["Ada"]}]},
-    ],
+    [{"name": "x" * 201}, {"name": "two\nlines"}, {"name": 5}, {"name": None}, {"addresses": [{"street": ["Ada"]}]}],
 )
 def test_plain_text_is_checked_before_it_is_sealed(body: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):

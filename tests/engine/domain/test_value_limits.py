@@ -185,7 +185,15 @@ class Priced:
     other: Annotated[Decimal, Field(gt=0, lt=5)]
     dozens: Annotated[int, Field(ge=0, le=10**24, multiple_of=12)]
     on: Annotated[date, Field(ge=date(2020, 1, 1), le=date(2020, 1, 2))]
+    until: Moment
+    unit: str = "what no chance makes"
 
 
 def test_generated_values_keep_to_bounds_of_every_kind_and_reach_them() -> None:
     assert find(facts(Priced), lambda one: one.dozens > 10**23).price <= 10_000
+    assert find(facts(Priced), lambda one: one.until == datetime.min.replace(tzinfo=UTC))
+    assert find(facts(Priced), lambda one: one.until == datetime.max.replace(tzinfo=UTC))
+
+
+def test_generated_facts_leave_out_what_has_a_default() -> None:
+    assert find(facts(Priced), lambda one: one.unit == "what no chance makes")

@@ -68,7 +68,7 @@ live                  agent policy handler api    agent                -        
 stopped_views         agent policy handler api    agent                -             agent
 topics                agent policy handler api    agent policy handler  -            -
 builds                agent                       agent                -             -
-build_positions       agent                       agent                agent         -
+build_positions       agent api                   agent                agent         -
 build_parts           -                           -                    -             -
 parked                agent policy api            agent policy         -             -
 skips                 agent policy                -                    -             -
@@ -90,6 +90,7 @@ BY_COLUMN = {
     ("handler", "update positions set next_offset = 0"): False,
     ("handler", "update positions set epoch = 0, generation = generation"): False,
     ("api", "select policy, kind, dead, due, wished_at, sent_at from outbox"): True,
+    ("api", "select id, table_name from builds"): True,
     ("api", "select body from outbox"): False,
     ("api", "select then_body from outbox"): False,
     ("api", "update personal_keys set wrapped = null, master = ''"): True,

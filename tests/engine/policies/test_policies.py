@@ -4,7 +4,6 @@ Policies as they run: an agent for each, and the relay, with a handler on the re
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import date, timedelta
@@ -24,8 +23,8 @@ from projections.engine.store.positions import lock_positions, set_generation
 from projections.engine.views.core_views import all_views
 from projections.engine.views.event_context import At
 from projections.engine.views.view import Kind
-from tests.engine.api.api import agent
-from tests.engine.spine import beside, commits, deposit, handler, open_account, scalar, send, set_up
+from tests.engine.api.api import agent, in_a_loop
+from tests.engine.spine import commits, deposit, handler, open_account, scalar, send, set_up
 
 DAY = date(2026, 1, 1)
 
@@ -33,29 +32,11 @@ DAY = date(2026, 1, 1)
 @contextmanager
 def running(world: Settings, *policies: Policy, name: str = "p1", **more: Any) -> Iterator[Policies]:
     """The process of these policies, in a thread."""
-    made: list[Policies] = []
-    loop = asyncio.new_event_loop()
-
-    async def serve() -> None:
-        made.append(Policies(world, policies, name, **more))
-        await made[0].run()
-
-    def run() -> None:
-        asyncio.set_event_loop(loop)
-        try:
-            loop.run_until_complete(serve())
-        finally:
-            loop.run_until_complete(loop.shutdown_default_executor())
-            loop.close()
-
-    def stop() -> None:
-        loop.call_soon_threadsafe(made[0].stop)
-
-    with beside(run, stop, name):
+    with in_a_loop(lambda: Policies(world, policies, name, **more), name) as process:
         agents = [policy.agent for policy in policies]
         query = "select count(distinct agent) from positions where agent = any(%s)"
-        until(lambda: made and scalar(world, query, agents) == len(agents), "the policies are live")
-        yield made[0]
+        until(lambda: scalar(world, query, agents) == len(agents), "the policies are live")
+        yield process
 
 
 def forward(event: MoneyDeposited, at: At) -> Iterable[Send]:

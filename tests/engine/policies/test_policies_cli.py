@@ -237,11 +237,7 @@ def test_dead_letters_are_sent_again_or_dropped(db: Connection, cli: Samefold) -
     assert "accounts/4 will wait for an outcome in vain" in asked.stderr
     assert answer(cli, "outbox", "list")["total"] == 5
     assert cli("outbox", "drop", "saving~2", "saving~4", "--yes").stdout == ("Dropped saving~2, saving~4.\n")
-    assert {one["id"] for one in answer(cli, "outbox", "list")["wishes"]} == {
-        "saving~1",
-        "saving~3",
-        "saving~5",
-    }
+    assert {one["id"] for one in answer(cli, "outbox", "list")["wishes"]} == {"saving~1", "saving~3", "saving~5"}
 
 
 def test_what_has_no_end_and_is_not_on_its_way_can_be_dropped(db: Connection, cli: Samefold) -> None:

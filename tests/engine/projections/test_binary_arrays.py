@@ -46,12 +46,7 @@ ARRAYS: dict[str, tuple[Callable[[Any], BinaryArray], int, st.SearchStrategy[Any
     "bigints": (binary_arrays.bigints, 20, st.integers(-(2**63), 2**63 - 1), partial(struct.pack, ">q")),
     "smallints": (binary_arrays.smallints, 21, st.integers(-(2**15), 2**15 - 1), partial(struct.pack, ">h")),
     "bools": (type_of(Scalar.BOOL).pack, 16, st.booleans(), partial(struct.pack, ">?")),
-    "dates": (
-        type_of(Scalar.DATE).pack,
-        1082,
-        st.dates(),
-        lambda day: struct.pack(">i", (day - DAY_0.date()).days),
-    ),
+    "dates": (type_of(Scalar.DATE).pack, 1082, st.dates(), lambda day: struct.pack(">i", (day - DAY_0.date()).days)),
     "times": (
         type_of(Scalar.DATETIME).pack,
         1184,

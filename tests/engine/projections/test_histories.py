@@ -158,7 +158,10 @@ def test_a_command_that_is_never_decided_is_found() -> None:
     ("wish", "found"),
     [
         (7, r"Policy 'reminders' can't take .* neither a Send nor a Post.* Spent: \{"),
-        (Post("no name", {}), "policy_reminders wishes what can't be sent. invalid-wish: .*Bound the values"),
+        (
+            Post("no name", {}),
+            r"policy_reminders wishes at event \d+ of purse/\S+ what .* invalid-wish: .* this Spent: \{.*Bound the values",
+        ),
     ],
 )
 def test_a_policy_that_would_stop_or_bury_its_wishes_is_found(wish: Any, found: str) -> None:

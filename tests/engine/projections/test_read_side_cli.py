@@ -118,6 +118,10 @@ def test_a_stopped_view_is_told_and_resumed(bank: Bookkeeper, samefold: Samefold
     """This code takes every event, so the view is stopped as by an older code's agent."""
     world = bank.world
     stop_as_older_code_would(world, "balances")
+    found = _json(samefold, world, "doctor", code=1)["findings"]
+    [found] = [one for one in found if not one["ok"]]
+    assert (found["name"], "balances: stopped at event 9 of accounts/3" in found["found"]) == ("standing still", True)
+    assert "samefold views resume" in found["hint"]
     bank.life(ACCOUNTS, 1)
     fold_all(world, with_views({}, "balances"))
     found = _json(samefold, world, "views")["views"]["balances"]

@@ -426,7 +426,7 @@ def test_more_than_one_read_gives_is_never_switched_to(
 
 def test_a_switch_needs_the_whole_set() -> None:
     views = all_views()
-    live = {name: _pointer(name, one.version) for name, one in views.items()}
+    live = {name: Pointer(name, "core", one.version, one.table_name) for name, one in views.items()}
     assert plan_move(live, ["balances"], views).outgoing == (live["balances"],)
     raised = {
         **views,
@@ -438,10 +438,6 @@ def test_a_switch_needs_the_whole_set() -> None:
     assert plan_move(live, ["balances", "statement"], raised).agents == ("core",)
     fewer = {name: one for name, one in views.items() if name != "daily_totals"}
     assert plan_move(live, [], fewer).removed == ("daily_totals",)
-
-
-def _pointer(name: str, version: int) -> Pointer:
-    return Pointer(name, "core", version, f"{name}_v{version}")
 
 
 @pytest.mark.slow

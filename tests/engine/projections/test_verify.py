@@ -25,13 +25,7 @@ from projections.engine.views.columns import PARTITION
 from projections.engine.views.core_views import all_views
 from projections.engine.views.view import View
 from tests.engine.bookkeeper import Bookkeeper, Meanwhile, fold_all, folded_lives
-from tests.engine.projections.bankviews import (
-    ACCOUNTS,
-    BALANCES_2,
-    rows,
-    view,
-    with_views,
-)
+from tests.engine.projections.bankviews import ACCOUNTS, BALANCES_2, rows, view, with_views
 from tests.engine.spine import scalar
 
 

@@ -46,9 +46,7 @@ VERSIONED: Edits = {
         ),
     ]
 }
-TRANSFER: Posts = {
-    "/transfers/{}/request-transfer": {"source": "a1", "target": "a2", "cents": 1, "on": "2026-01-02"},
-}
+TRANSFER: Posts = {"/transfers/{}/request-transfer": {"source": "a1", "target": "a2", "cents": 1, "on": "2026-01-02"}}
 POSTS = {**DEPOSIT, **TRANSFER}
 OLD, NEW = 0, 1
 RELEASES = [Release({}, POSTS), Release(VERSIONED, POSTS, new=tuple(DEPOSIT))]

@@ -24,12 +24,13 @@ import pytest
 from demo import tree
 from demo.proof import counted_in, rows_of
 from demo.release import CommandLine
+from infra.dev.process import free_ports
 from infra.processes.background_thread import BackgroundThread
 from infra.processes.supervisor import Child, agents, api, handlers
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT
 from infra.testing.waiting import DEADLINE_S, until
-from proofs.kit import Supervised, free_ports
+from proofs.kit import Supervised
 from tests.engine.spine import openings, set_up
 
 Posts = Mapping[str, Mapping[str, Any]]
@@ -102,10 +103,7 @@ SPENT = (
     ("VERSION = 2\n", "VERSION = 3\n"),
     ("    owner: str\n", "    owner: str\n    spent: int\n"),
     ("0, None, event.owner)", "0, None, event.owner, 0)"),
-    (
-        "    cents, count =",
-        "    spent = row.spent + max(-change(event), 0)\n    cents, count =",
-    ),
+    ("    cents, count =", "    spent = row.spent + max(-change(event), 0)\n    cents, count ="),
     ("row.closed_on, row.owner)", "row.closed_on, row.owner, spent)"),
 )
 MOVED = ("VERSION = 1\n", 'VERSION = 1\nAGENT = "side"\n')

@@ -23,15 +23,17 @@ from projections.engine.views.core_views import agent_views
 from projections.engine.views.view import View
 from spark_jobs import stream
 from spark_jobs.stream import Share
-from tests.engine.projections.bankviews import BALANCES_2, BROKEN, parking, stopping, view, with_views
+from tests.engine.projections.bankviews import BALANCES_2, BROKEN, CORRECTED, parking, stopping, view, with_views
 
 _fold = stream.fold
+ENDING = BROKEN.replace('raise ValueError("can\'t take this")', "__import__('os').kill(__import__('os').getpid(), 9)")
 
 CODES = {
     "this": lambda: agent_views("core"),
     "next": lambda: with_views({"balances": view(BALANCES_2, "balances")}),
     "parking": lambda: parking(BROKEN),
     "stopping": lambda: stopping(BROKEN),
+    "ending": lambda: stopping(CORRECTED) | {"sums": stopping(ENDING)["sums"]},
 }
 """The views of other code, by a name that can be sent to a task."""
 

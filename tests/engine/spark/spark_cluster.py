@@ -104,10 +104,7 @@ class Cluster:
         return self.folder / f"{name}.log"
 
 
-SMALL = {
-    "spark.executor.memory": "512m",
-    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-}
+SMALL = {"spark.executor.memory": "512m", "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 
 def spark_submit(master: str, script: str, *arguments: str, settings: Settings, cwd: Path) -> Any:

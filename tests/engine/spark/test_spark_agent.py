@@ -305,21 +305,24 @@ def test_a_defect_behind_a_micro_batch_ends_it_and_begins_no_other_query(
 
 
 @pytest.mark.slow
-def test_views_stop_alone_as_under_the_faust_agents(keeper: Bookkeeper, folding: Start) -> None:
+@pytest.mark.parametrize(("code", "gone"), [("stopping", set(PARKING)), ("ending", {"sums"})])
+def test_views_stop_alone_as_under_the_faust_agents(
+    keeper: Bookkeeper, folding: Start, code: str, gone: set[str]
+) -> None:
     world = keeper.world
-    start_over(world, views_of("stopping"))
-    with folding("stopping"):
+    start_over(world, views_of(code))
+    with folding(code):
         keeper.life(ACCOUNTS, 2)
         keeper.commit(ACCOUNTS[0], MoneyDeposited(cents=1, on=DAY, details=Details(purpose="poison")))
         keeper.life(ACCOUNTS, 2)
         reach_the_end(world)
-        assert set(verify(world, dict(views_of("stopping"))).stopped) == set(PARKING)
+        assert set(verify(world, dict(views_of(code))).stopped) == gone
         keeper.life(ACCOUNTS, 1)
         reach_the_end(world)
-        resume(world, ["sums", "totals"], stopping(CORRECTED))
+        resume(world, gone - {"moves"}, stopping(CORRECTED))
         keeper.life(ACCOUNTS, 1)
         reach_the_end(world)
-    exact(world, {**views_of("stopping"), **{name: stopping(CORRECTED)[name] for name in ("sums", "totals")}})
+    exact(world, {**views_of(code), **{name: stopping(CORRECTED)[name] for name in ("sums", "totals")}})
 
 
 @pytest.mark.slow

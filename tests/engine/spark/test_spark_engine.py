@@ -35,16 +35,7 @@ from spark_jobs.task import CodeMissing, ExecutorNotConfigured, Failure, Task, p
 from tests.engine.bookkeeper import Bookkeeper, fold_all
 from tests.engine.projections.bankviews import live_rows, live_table, rows
 from tests.engine.projections.test_verify import plant, told_of
-from tests.engine.spark.spark_tasks import (
-    Order,
-    Staged,
-    compare_and_die_once,
-    die,
-    double,
-    fail,
-    load_staged,
-    seen,
-)
+from tests.engine.spark.spark_tasks import Order, Staged, compare_and_die_once, die, double, fail, load_staged, seen
 from tests.engine.spine import scalar, set_up
 
 ACCOUNTS = [str(number) for number in range(30)]

@@ -1,0 +1,128 @@
+"""make test-all: an event that ends its agent each time, in native code or without memory, is found, and stops one view alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from demo import tree
+from demo.crew import Crew
+from infra.log.partitioner import partition_of
+from infra.settings import Settings
+from infra.testing.fixtures import ROOT
+from infra.testing.waiting import until
+from projections.engine.rebuild.rebuild import resume
+from projections.engine.verify.verify import verify
+from projections.engine.views.core_views import agent_views, all_views
+from tests.engine.projections.test_agent import Log, rows, transactions
+from tests.engine.projections.test_slow_folds import EVOLVE
+from tests.engine.service.test_two_releases import write_tree
+from tests.engine.spine import commits, deposit, open_account, send
+
+pytestmark = pytest.mark.slow
+
+KILL = '__import__("os").kill(__import__("os").getpid(), 9)'
+CRASH = '__import__("ctypes").string_at(0)'
+HANG = "sum(range(10**15))"
+STATES = "def evolve(state: State, event: Event) -> State:\n"
+AT_CALLS = """\
+    global calls
+    calls += 1
+    ends = __import__("pathlib").Path("{}")
+    if ends.read_text().startswith(str(calls)):
+        ends.write_text(ends.read_text()[1:])
+        {}
+"""
+"""Each process ends at the call whose number is the file's first digit, and removes that."""
+FORWARD = """
+from domain.accounts import Deposit, MoneyDeposited
+from policies.engine import At, Send
+
+VERSION = 1
+
+
+def react(event: MoneyDeposited, at: At) -> list[Send]:
+    if at.version == 3:
+        {}
+    return [Send(f"accounts/{{at.id}}-{{at.version}}", Deposit(cents=event.cents, on=event.on))]
+"""
+
+
+def running(world: Settings, folder: Path, file: str, *edit: str, policies: bool = False) -> Crew:
+    """An agent with this edit, supervised; with `policies`, all that a service needs."""
+    code = write_tree(folder / f"code-{len([*folder.iterdir()])}", ROOT, {file: [edit]} if edit else {})  # type: ignore[list-item]
+    more = int(policies)
+    limited = world.model_copy(update={"decide_limit_s": 1})
+    return Crew(
+        limited, folder, handler_count=more, agent_count=1, policies_count=more, environment=tree.environment(code)
+    )
+
+
+@pytest.mark.parametrize("fault", [KILL, CRASH, HANG])
+def test_a_view_that_ends_its_agent_stops_alone_and_goes_on_with_corrected_code(
+    world: Settings, tmp_path: Path, fault: str
+) -> None:
+    log = Log(world)
+    log.deposit("a", 4)
+    log.deposit("b", 2)
+    at_3 = f'    if at.version == 3 and at.id == "a":\n        {fault}\n'
+    with running(world, tmp_path, "projections/balances.py", EVOLVE, EVOLVE + at_3) as crew:
+        until(lambda: rows(world, "select count(*) from statement_v2") == [(4,)], "the other views go on")
+        assert crew.agents[0].starts <= 7
+    stopped = rows(world, "select view, code, stream, stream_version from stopped_views")
+    assert stopped == [("balances", "ended-the-agent", "accounts/a", 3)]
+    resume(world, ["balances"], agent_views("core"))
+    with running(world, tmp_path, "") as crew:
+        log.deposit("a", 1)
+        until(lambda: transactions(world) == {"a": 4, "b": 1}, "it goes on")
+        attempts = rows(world, "select attempt::text from positions order by partition")
+        log.deposit("a", 1)
+        until(lambda: transactions(world) == {"a": 5, "b": 1}, "it folds on")
+        assert rows(world, "select attempt::text from positions order by partition") == attempts, "only the first one"
+        assert crew.agents[0].starts == 1
+    assert verify(world, dict(all_views())).differences == 0
+
+
+def test_ends_at_changing_moments_stop_no_view(world: Settings, tmp_path: Path) -> None:
+    Log(world).deposit("a", 40)
+    (ends := tmp_path / "ends").write_text("1211211")  # at the second event, alone, twice; applied; alone, twice
+    fault = "calls = 0\n\n\n" + EVOLVE + AT_CALLS.format(ends, KILL)
+    with running(world, tmp_path, "projections/balances.py", EVOLVE, fault):
+        until(lambda: transactions(world) == {"a": 39}, "all is folded")
+    assert not ends.read_text()
+    assert rows(world, "select * from stopped_views") == []
+    assert verify(world, dict(all_views())).differences == 0
+
+
+def test_states_that_end_their_agent_never_leave_and_it_ends_with_a_named_error(
+    world: Settings, tmp_path: Path
+) -> None:
+    Log(world).deposit("a", 1)
+    with running(world, tmp_path, "domain/accounts.py", STATES, STATES + f"    {KILL}\n") as crew:
+        file = tmp_path / f"{crew.agents[0].name}.log"
+        said = "stops: ended-the-agent: View 'streams_accounts' can't take event 1 of accounts/a "
+        until(lambda: file.exists() and said in file.read_text(), "it says which")
+    assert rows(world, "select * from stopped_views") == []
+
+
+def test_a_policy_that_ends_its_process_holds_one_partition_until_its_code_is_corrected(
+    world: Settings, tmp_path: Path
+) -> None:
+    def decided(account: str) -> set[str]:
+        return {commit.stream for commit in commits(world) if commit.stream.startswith(f"accounts/{account}-")}
+
+    here = partition_of("accounts/a", world.partitions)
+    other = next(name for name in "bcdefghijkl" if partition_of(f"accounts/{name}", world.partitions) != here)
+    with running(world, tmp_path, "policies/forward.py", "", FORWARD.format(KILL), policies=True) as crew:
+        until(lambda: rows(world, "select 1 from positions where agent = 'policy_forward'"), "it is live")
+        send(world, open_account("a"), *(deposit("a", f"a{number}", 1) for number in range(3)))
+        file = tmp_path / f"{crew.policies[0].name}.log"
+        said = "ended-the-agent: Policy 'forward' can't take event 3 of accounts/a "
+        until(lambda: file.exists() and said in file.read_text(), "it says which")
+        send(world, open_account(other), deposit(other, "b0", 1))
+        until(lambda: (decided("a"), decided(other)) == ({"accounts/a-2"}, {f"accounts/{other}-2"}), "others go on")
+        behind = f"select distinct next_offset from positions where agent like 'policy%' and partition = {here}"
+        until(lambda: len(rows(world, behind)) == 2, "other policies go on")
+    with running(world, tmp_path, "policies/forward.py", "", FORWARD.format("pass"), policies=True):
+        until(lambda: len(decided("a")) == 3, "corrected code goes on")
