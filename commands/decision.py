@@ -88,8 +88,8 @@ def decide(received: Received, before: Versioned, *, epoch: int, seq: int, max_b
 
 
 def is_slow(why: Reason) -> bool:
-    """Whether a decision was ended."""
-    return why.message.startswith(SLOW)
+    """Whether a decision, or a command's own check, was ended."""
+    return why.code == "failed" and SLOW in why.message
 
 
 def _too_large(most: int) -> Reason:

@@ -293,10 +293,12 @@ class Handler:
                 if batch is None:
                     self._refused.discard(record.partition)
                     batch = batches[record.partition] = _Batch(writer, writer.epoch, [])
-                received = receive(record, self._intake)
+                received = receive(record, self._intake, own_checks=record.partition not in self._attempts)
                 if (headers := message.headers()) and (kept := tracing.kept(headers)):
                     received = msgspec.structs.replace(received, headers=kept)
                 batch.commands.append(received)
+                if received.rejection is not None and is_slow(received.rejection):
+                    again.add(record.partition)  # many of these in one batch would cost the handler its place
         if self._rebalanced:  # librdkafka paused the partitions that we keep, and may have missed that we resumed one
             self._rebalanced = False
             again |= serving.keys()
@@ -418,17 +420,17 @@ class Handler:
                 continue
             writer = batch.writer
             is_attempt = partition in self._attempts
-            commands = self._attempted(partition, batch.commands)
+            commands = self._checked(self._attempted(partition, batch.commands))
             actions = writer.on_commands(commands, snapshot, now)
             for action in actions:
                 self._execute(writer, action)
             _count(actions)
             if actions and isinstance(last := actions[-1], Append) and last.reason and is_slow(last.reason):
-                rest = [command for command in commands if command.offset > writer.last_command]
-                commands = commands[: len(commands) - len(rest)]
-                self._put_back(partition, _Batch(writer, batch.epoch, rest), 0)
+                commands = [command for command in commands if command.offset <= writer.last_command]
             if commands and writer.phase is Phase.SERVING:
                 self._decided[partition] = self._mark(commands[-1].offset + 1, partition)
+                if rest := batch.commands[len(commands) :]:  # after one that was too slow
+                    self._put_back(partition, _Batch(writer, batch.epoch, rest), 0)
             if is_attempt and actions:  # if this process ends from here on, it was not because of these
                 self._producer.now.flush(ATTEMPT_S)
             if partition in self._paused and partition not in self._held and writer.phase is Phase.SERVING:
@@ -451,12 +453,22 @@ class Handler:
         if last >= before.last:
             del self._attempts[partition]
         if number > ATTEMPTS:
-            log.error("handler %s: %s ended %d handlers", self.name, commands[0].named, ATTEMPTS)
-            return [msgspec.structs.replace(one, command=None, rejection=_ENDED) for one in commands]
+            log.error("handler %s: %s of %s ended %d handlers", self.name, commands[0].id, commands[0].stream, ATTEMPTS)
+            return [msgspec.structs.replace(one, unchecked=None, rejection=_ENDED) for one in commands]
         with suppress(KafkaException):  # then it is not counted
             mark = self._mark(first, partition, _Attempt(number, first, last))
             self._consumer.commit(offsets=[mark], asynchronous=False)
         return commands
+
+    def _checked(self, commands: list[Received]) -> list[Received]:
+        """The commands with all checks made, up to one whose own checks were too slow."""
+        checked: list[Received] = []
+        for one in commands:
+            again = one.unchecked and receive(one.unchecked, self._intake)
+            checked.append(msgspec.structs.replace(again, headers=one.headers) if again else one)
+            if (why := checked[-1].rejection) and is_slow(why):
+                break
+        return checked
 
     def _mark(self, decided: int, partition: int, attempt: _Attempt | None = None) -> TopicPartition:
         """What the group is to keep. It has a text, other than what asks the group for its confirmation."""

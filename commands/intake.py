@@ -70,14 +70,16 @@ class Received(msgspec.Struct, frozen=True):
     by: str | UnsetType = UNSET
     headers: Headers | None = None
     """The trace's headers, for the commit's record."""
+    unchecked: Record | None = None
+    """Its record, where the command's own checks are still to be made: then there is no command."""
 
     @property
     def named(self) -> str:
         return f"command {type(self.command).__name__} {self.id} of {self.stream}"
 
 
-def receive(record: Record, intake: Intake) -> Received:
-    """Check everything that does not need the stream's state. Raises nothing, whatever the record holds."""
+def receive(record: Record, intake: Intake, *, own_checks: bool = True) -> Received:
+    """Check what does not need the stream's state; without `own_checks`, it is `unchecked`. Raises nothing, whatever it holds."""
     try:
         envelope = decode_command(record.value or b"")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -91,7 +93,7 @@ def receive(record: Record, intake: Intake) -> Received:
         )
     if record.key != stream.encode():
         return _under_derived_id(record, intake, "misrouted", "the record's key is not its stream")
-    received = _validated(record, envelope, intake)
+    received = _validated(record, envelope, intake, own_checks)
     if (
         envelope.correlation_id is UNSET
         and envelope.causation_id is UNSET
@@ -207,7 +209,7 @@ class _Rejected(Exception):
 
 
 @watched(lambda local: f"a check of {local['envelope'].type} {local['envelope'].id} of {local['envelope'].stream}")
-def _validated(record: Record, envelope: Command, intake: Intake) -> Received:
+def _validated(record: Record, envelope: Command, intake: Intake, own_checks: bool) -> Received:
     name = envelope.stream.partition("/")[0]
     # every rejection needs the context: without it the stream's state would be taken for empty
     context = intake.contexts.get(name)
@@ -231,7 +233,7 @@ def _validated(record: Record, envelope: Command, intake: Intake) -> Received:
         if b"\\u0000" in body and holds_nul(body):  # a call costs each command more than the first check
             raise _Rejected("malformed", "the body holds a NUL character, which PostgreSQL can't store")
         try:
-            command = read(body)
+            command = read(body) if own_checks else None
         except ValidationError as error:
             raise _Rejected("malformed", summary(error)) from error
         except msgspec.DecodeError as error:
@@ -241,9 +243,9 @@ def _validated(record: Record, envelope: Command, intake: Intake) -> Received:
     except _Rejected as why:
         where = (record.offset, envelope.stream, envelope.id, fingerprint)
         return Received(*where, context=context, rejection=why.reason, unknown=why.unknown)
-    return Received(
-        record.offset, envelope.stream, envelope.id, fingerprint, envelope.expected_version, context, command
-    )
+    where = (record.offset, envelope.stream, envelope.id, fingerprint)
+    unchecked = None if own_checks else record
+    return Received(*where, envelope.expected_version, context, command, unchecked=unchecked)
 
 
 @cache

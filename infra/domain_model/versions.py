@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from domain.language import kebab
 from infra.domain_model import storable
 from infra.errors import in_words
-from infra.processes.time_limit import FAULTS
+from infra.processes.time_limit import FAULTS, in_main_thread, watched
 
 Upcaster: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 Steps: TypeAlias = Mapping[int, Upcaster]
@@ -137,6 +137,7 @@ def reader(fact: type, step: Older) -> Callable[[bytes | msgspec.Raw], Any]:
     # pydantic's times, for example, have another time zone than decoded ones, which are equal, but not the same
     is_same = set(_FORMAT.findall(json.dumps(schema))) <= {"date"}
 
+    @watched(lambda local: f"reading an event {local['step'].type}")
     def read(data: bytes | msgspec.Raw) -> Any:
         body = step.body(data)
         try:
@@ -148,7 +149,7 @@ def reader(fact: type, step: Older) -> Callable[[bytes | msgspec.Raw], Any]:
             raise UpcastFailed(f"the upcasters from version {step.version} return no {fact.__name__}: {why}") from error
         return event if is_same else decode(body)
 
-    return read
+    return lambda data: in_main_thread(partial(read, data))
 
 
 def summary(error: ValidationError) -> str:
@@ -159,6 +160,7 @@ def summary(error: ValidationError) -> str:
     )
 
 
+@watched(lambda local: f"an upcaster of {local['name']} from version {local['start']} on")
 def _lead(name: str, start: int, steps: Sequence[Upcaster], data: bytes | msgspec.Raw) -> bytes:
     body = _decode(data)
     try:

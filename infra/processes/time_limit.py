@@ -2,8 +2,8 @@
 
 A timer's signal looks at the main thread's stack ten times within the limit, so a quick call costs nothing. A call that a *watched*
 function makes is logged when it lasts, then ended by `TooSlow`, raised where it stands. That is safe: it is pure, and the watched
-function, which is never interrupted itself, or its caller catches that. Looks and the processor's time are counted: a process that
-was frozen ends nothing.
+function, which is never interrupted itself, or its caller catches that. Where Python can't end it, the process ends, with all
+stacks in its log. Looks and the processor's time are counted: a process that was frozen ends nothing.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import logging
+import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -30,7 +33,7 @@ T = TypeVar("T")
 LOOKS = 10
 """Within the limit."""
 PATIENCE = 3
-"""Limits of the processor's time after which a call that can't be ended ends the process: one in C, or one that catches TooSlow."""
+"""Limits after which a call that can't be ended ends the process: one in C, or one that catches TooSlow."""
 
 _watched: dict[CodeType, Callable[[Mapping[str, Any]], str]] = {}
 _calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -57,12 +60,15 @@ def watched(what: Callable[[Mapping[str, Any]], str]) -> Callable[[F], F]:
 
 
 def limit_calls(limit_s: float) -> None:
-    """From now on, limit the calls that watched functions make in the main thread, which must be this one."""
+    """From now on, limit the calls that watched functions make in the main thread, which must be this one; 0: no longer."""
+    watch = _Watch(limit_s)
     faulthandler.register(signal.SIGPROF, chain=True)  # writes all stacks; then it kills
-    signal.signal(signal.SIGALRM, _Watch(limit_s).look)
+    signal.signal(signal.SIGALRM, watch.look)
     atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)  # without its handler, the signal would end the process
     signal.setitimer(signal.ITIMER_REAL, limit_s / LOOKS, limit_s / LOOKS)
     signal.setitimer(signal.ITIMER_PROF, PATIENCE * limit_s)
+    if limit_s:
+        threading.Thread(target=watch.end_waiting, name="time limit", daemon=True).start()
 
 
 def serve_main_thread(work: Callable[[], T]) -> T:
@@ -92,7 +98,13 @@ def in_main_thread(work: Callable[[], T]) -> T:
     return done.result()
 
 
-@watched(lambda local: f"{local['function']}")
+def _name(function: object) -> str:
+    """Without what is bound to it, which may be personal."""
+    names = (getattr(function, one, None) for one in ("__module__", "__qualname__"))
+    return ".".join(filter(None, names)) or type(function).__name__
+
+
+@watched(lambda local: _name(local["function"]))
 def limited(function: Callable[..., T], *arguments: Any) -> T:
     """What an author's function returns. It then raises an Exception, whatever it raises and however long it takes."""
     try:
@@ -111,6 +123,28 @@ class _Watch:
         self._looks = 0
 
     def look(self, _signal: int, frame: FrameType | None) -> None:
+        stack, watched_by = self._count(frame)
+        if self._looks < LOOKS:
+            signal.setitimer(signal.ITIMER_PROF, PATIENCE * self.limit_s)
+        else:
+            raise TooSlow(f"{SLOW} it takes longer than {self.limit_s:g} s")
+        if self._looks == 1 and watched_by is not None:
+            # without the values of variables, which may be personal
+            names = [f"{one.f_code.co_name} ({Path(one.f_code.co_filename).name}:{one.f_lineno})" for one in stack[:12]]
+            what = _watched[watched_by.f_code](watched_by.f_locals)
+            log.warning("%s takes longer than %g s: %s", what, self.limit_s / LOOKS, " < ".join(names))
+
+    def end_waiting(self) -> None:
+        """End the process where a call waits in C, which no signal's exception ends, and uses no processor's time."""
+        own = _Watch(self.limit_s)
+        while signal.getsignal(signal.SIGALRM) == self.look:
+            time.sleep(self.limit_s / LOOKS)
+            own._count(sys._current_frames().get(threading.main_thread().ident or 0))
+            if own._looks == PATIENCE * LOOKS:
+                os.kill(os.getpid(), signal.SIGPROF)
+
+    def _count(self, frame: FrameType | None) -> tuple[list[FrameType], FrameType | None]:
+        """Count a look at the call on this stack. Returns the call's frames, and the watched function's."""
         stack: list[FrameType] = []
         while frame is not None and frame.f_code not in _watched:
             stack.append(frame)
@@ -118,12 +152,4 @@ class _Watch:
         call = stack[-1] if frame is not None and stack else None
         self._looks = self._looks + 1 if call is not None and call is self._call else 0
         self._call = call
-        if self._looks < LOOKS:
-            signal.setitimer(signal.ITIMER_PROF, PATIENCE * self.limit_s)
-        elif call is not None:
-            raise TooSlow(f"{SLOW} it takes longer than {self.limit_s:g} s")
-        if self._looks == 1 and frame is not None:
-            # without the values of variables, which may be personal
-            names = [f"{one.f_code.co_name} ({Path(one.f_code.co_filename).name}:{one.f_lineno})" for one in stack[:12]]
-            what = _watched[frame.f_code](frame.f_locals)
-            log.warning("%s takes longer than %g s: %s", what, self.limit_s / LOOKS, " < ".join(names))
+        return stack, frame

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from infra.domain_model.value_limits import LARGEST_INT, SMALLEST_INT
+from infra.processes.time_limit import watched
 
 _NO_CONTROLS = r"^[^\x00-\x1f\x7f-\x9f]"
 """How the patterns of `Text` and its like begin: they allow all that the alphabet below has."""
@@ -41,6 +42,7 @@ def facts(cls: type) -> st.SearchStrategy[Any]:
     return st.fixed_dictionaries(given, optional={name: values[name] for name in free}).map(partial(_made, cls))
 
 
+@watched(lambda local: f"a check of {local['cls'].__name__}")
 def _made(cls: type, values: Mapping[str, Any]) -> Any:
     try:
         return cls(**values)

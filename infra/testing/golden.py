@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from infra.domain_model.schemas import Schema, schema_of
 from infra.domain_model.storable import encode
 from infra.errors import SamefoldError, in_words
+from infra.processes.time_limit import TooSlow
 from infra.testing.facts import facts
 
 EXAMPLES = 100
@@ -51,7 +52,7 @@ def golden(fact: type) -> list[Any]:
 
     try:
         draw()
-    except (HypothesisException, TypeError, RecursionError) as error:
+    except (HypothesisException, TypeError, RecursionError, TooSlow) as error:
         raise NoExample(
             f"No example of {fact.__name__} could be made: {in_words(error)}.",
             "Write types and bounds that Hypothesis knows into its fields, or a validator that takes more of them. Fields with "

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import signal
 import sys
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from commands.decision import Versioned, decide
+from commands.decision import Versioned, decide, is_slow
 from commands.intake import Intake, receive
 from commands.sealing import Unsealed
 from infra.domain_model.contexts import Context
@@ -24,7 +25,10 @@ from infra.log.records import Command, Record, encode
 from infra.log.rule import START, Counted
 from infra.personal.fields import is_personal
 from infra.personal.keys import DataKey
+from infra.processes.time_limit import limit_calls
+from infra.settings import Settings
 from infra.testing.golden import golden
+from infra.testing.waiting import SLOWNESS
 from projections.engine.fold.errors import PoisonEvent
 from projections.engine.fold.fold import NOTHING_BLOCKED
 from projections.engine.fold.plan import ADDING, Plan
@@ -46,8 +50,22 @@ class Histories(NamedTuple):
     """Commands that failed, with the error of `decide` or `evolve`."""
 
 
+@contextmanager
+def _time_limit() -> Iterator[None]:
+    """Within it, authors' functions are ended as in production. The alarm before was pytest-timeout's, and is so again."""
+    handler, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+    limit_calls(Settings().decide_limit_s * SLOWNESS)
+    try:
+        yield
+    finally:
+        limit_calls(0)
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+
+
+@_time_limit()
 def histories(known: Mapping[str, Context]) -> Histories:
-    """Raises NoExample."""
+    """Raises NoExample, and AssertionError where a command is never checked or decided to the end."""
     chance, intake, made = Random(SEED), Intake("", 1, contexts=known), Histories([], set(), {})
     kinds = [(context, kind, golden(kind)) for context in known.values() for kind in context.commands.values()]
     for _ in range(HISTORIES):
@@ -68,6 +86,7 @@ def histories(known: Mapping[str, Context]) -> Histories:
             before = states.get(stream, Versioned(0, context.initial))
             decided = decide(received, before, epoch=0, seq=offset, max_bytes=intake.max_bytes)
             if (why := decided.commit.reason) and why.code == "failed":
+                assert not is_slow(why), f"{kind.__name__} {bytes(sent.data).decode()} is not decided: {why.message}"
                 made.failed[kind.__name__] = why.message
             if events := decided.commit.events:
                 states[stream] = decided.after
@@ -80,6 +99,7 @@ def histories(known: Mapping[str, Context]) -> Histories:
     return made
 
 
+@_time_limit()
 def check(view: View, known: Mapping[str, Context], made: Histories) -> None:
     """Fold them in one batch, commit by commit, and stream by stream, as a rebuild's parts are.
 

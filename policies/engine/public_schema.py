@@ -31,6 +31,7 @@ from infra.domain_model.contexts import contexts
 from infra.errors import SamefoldError, in_words
 from infra.log.rule import Counted
 from infra.personal.tokens import may_hold
+from infra.processes.time_limit import FAULTS, watched
 from infra.settings import Settings
 from policies.engine.policy import PUBLIC, BadPolicy, Public, subscribed, version_of
 from projections.engine.fold.errors import EngineStop
@@ -166,6 +167,7 @@ class Writer:
             size += sum(len(value) for _, value in values)
         return found, len(counted), None
 
+    @watched(lambda local: f"publishing event {local['at'].version} of {local['at'].stream}")
     def _published(self, event: Any, at: At) -> list[bytes]:
         """What `publish` yields, as CloudEvents. Raises PublicationFailed, PublicEventTooLarge."""
         where = {"partition": at.partition, "offset": at.offset}
@@ -175,9 +177,7 @@ class Writer:
             if len(yielded) > MOST:
                 raise ValueError(f"it yields more than {MOST} public events")
             values = [self._encoded(at, index, public) for index, public in enumerate(yielded)]
-        except MemoryError:
-            raise
-        except Exception as error:
+        except FAULTS as error:
             hint = "Correct `publish` in policies/public.py, and start again."
             raise PublicationFailed(f"{what}: {in_words(error)}.", hint, **where) from error
         if (most := max(map(len, values), default=0) + len(at.stream)) > self._most_bytes:

@@ -22,6 +22,7 @@ from infra.log.clients import KafkaUnavailable
 from infra.observability import logs, metrics
 from infra.processes.garbage_collector import collect_seldom
 from infra.processes.process_end import Parts, exit_code_of
+from infra.processes.time_limit import limit_calls, serve_main_thread
 from infra.settings import Settings
 from policies.engine.public_schema import Publication, publication
 from policies.engine.publishing import Lane, Work
@@ -207,7 +208,8 @@ def main() -> NoReturn:
         for number in (signal.SIGTERM, signal.SIGINT):
             # in a thread: a signal handler deadlocks when it sets an event for which its own thread is waiting
             signal.signal(number, lambda *_: threading.Thread(target=publisher.stop).start())
-        publisher.run()
+        limit_calls(settings.decide_limit_s)
+        serve_main_thread(publisher.run)
 
     os._exit(exit_code_of(work, log, f"publisher {arguments.name}"))
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -25,6 +26,7 @@ from infra.log.rule import START, Counted, Reading, read_readable
 from infra.log.source import read_held
 from infra.observability import logs, metrics
 from infra.processes.faultpoints import reach
+from infra.processes.time_limit import in_main_thread
 from infra.settings import Settings
 from policies.engine.public_schema import CONTENT_TYPE, Outgoing, Publication, Writer
 from projections.engine.fold.errors import EngineStop
@@ -178,7 +180,7 @@ class Lane:
         """What these records publish, a transaction each, the position after it, and the error with which it ends."""
         end, counted, _, unreadable = read_readable(reading, records)
         while True:
-            outgoing, taken, stop = self._writer.outgoing(self.partition, counted)
+            outgoing, taken, stop = in_main_thread(partial(self._writer.outgoing, self.partition, counted))
             if stop is not None:
                 before, *_ = read_readable(reading, [record for record in records if record.offset < stop.offset])
                 yield outgoing, before, stop

@@ -13,13 +13,14 @@ import pytest
 
 from demo import tree
 from demo.crew import Crew
+from infra.log.records import Command
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT
 from infra.testing.waiting import until
 from tests.engine.service.test_two_releases import write_tree
 from tests.engine.spine import command, commits, deposit, open_account, send, set_up
 
-LOOP, PATTERN, IN_C, KILL = 601, 602, 603, 604
+LOOP, PATTERN, IN_C, KILL, CHECK_LOOP, CHECK_KILL = 601, 602, 603, 604, 605, 606
 """Cents of a deposit."""
 FAULTS = f"""\
     match getattr(command, "cents", 0):
@@ -37,16 +38,31 @@ FAULTS = f"""\
         case {KILL}:
             __import__("os").kill(__import__("os").getpid(), 9)
 """
+DEPOSIT = """\
+class Deposit:
+    cents: Cents
+    on: date
+    details: Details = NO_DETAILS
+"""
+CHECKS = f"""
+    def __post_init__(self) -> None:
+        while self.cents == {CHECK_LOOP}:
+            pass
+        if self.cents == {CHECK_KILL}:
+            __import__("os").kill(__import__("os").getpid(), 9)
+"""
 NO_CLOCK = (
     '    """Raises Refusal. No clock, no random numbers, nothing but the arguments: a retry must decide the same."""\n'
 )
 
 
 @contextmanager
-def handlers(world: Settings, folder: Path) -> Iterator[Crew]:
-    """A supervised handler, whose `decide` has the faults."""
+def handlers(world: Settings, folder: Path, *sent: Command) -> Iterator[Crew]:
+    """A supervised handler, whose `decide` and `Deposit` have the faults. These commands were sent before it starts."""
     set_up(world)
-    code = write_tree(folder / "code", ROOT, {"domain/accounts.py": [(NO_CLOCK, NO_CLOCK + FAULTS)]})
+    send(world, *sent)
+    edits = [(NO_CLOCK, NO_CLOCK + FAULTS), (DEPOSIT, DEPOSIT + CHECKS)]
+    code = write_tree(folder / "code", ROOT, {"domain/accounts.py": edits})
     limited = world.model_copy(update={"decide_limit_s": 2})
     environment = tree.environment(code)
     with Crew(limited, folder, handler_count=1, agent_count=0, policies_count=0, environment=environment) as crew:
@@ -78,7 +94,23 @@ def test_a_decision_that_does_not_end_is_recorded_as_failed_and_the_partition_go
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [IN_C, KILL])
+@pytest.mark.parametrize("is_attempt", [True, False])
+def test_checks_that_do_not_end_are_made_one_by_one(world: Settings, tmp_path: Path, is_attempt: bool) -> None:
+    """Many of them at once would cost the handler its place in the group."""
+    slow = [deposit("ada", f"slow{n}", CHECK_LOOP) for n in range(5)]
+    with handlers(world, tmp_path, open_account("ada"), *(slow if is_attempt else ())) as crew:
+        decided(world, 1)
+        if not is_attempt:
+            send(world, *slow)
+        until(lambda: len(commits(world)) > 1, "the first one has its outcome")
+        assert len(commits(world)) < 6
+        assert decided(world, 6)[1:] == [(f"slow{n}", "TooSlow") for n in range(5)]
+    log = (tmp_path / f"{crew.handlers[0].name}.log").read_text()
+    assert [log.count(f"a check of Deposit slow{n} of accounts/ada takes longer") for n in range(5)] == [1] * 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [IN_C, KILL, CHECK_KILL])
 def test_a_command_that_ends_its_handler_each_time_is_recorded_as_failed_and_the_partition_goes_on(
     world: Settings, tmp_path: Path, fault: int
 ) -> None:

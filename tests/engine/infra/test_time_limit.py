@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from infra.testing.waiting import DEADLINE_S
+
 CODE = """
 from infra.processes.time_limit import limit_calls, limited
 def loop():
@@ -15,6 +17,14 @@ def backtrack(): __import__("re").match("(a+)+$", "a" * 60 + "b")
 def catch():
     while True:
         try: loop()
+        except BaseException: pass
+def wait():
+    import ctypes
+    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    while True: libc.pthread_mutex_lock(mutex)
+def sleep_on():
+    while True:
+        try: __import__("time").sleep(9)
         except BaseException: pass
 limit_calls(0.2)
 for function in (FUNCTION, int, FUNCTION):
@@ -26,14 +36,17 @@ for function in (FUNCTION, int, FUNCTION):
 @pytest.mark.parametrize("function", ["loop", "backtrack"])
 def test_a_call_without_an_end_is_ended_and_the_next_is_made(function: str) -> None:
     program = [sys.executable, "-c", CODE.replace("FUNCTION", function)]
-    said = subprocess.run(program, capture_output=True, text=True, check=True).stdout.splitlines()
+    done = subprocess.run(program, capture_output=True, text=True, check=True)
+    said = done.stdout.splitlines()
     assert [line.startswith("TooSlow: too-slow: ") for line in said] == [True, False, True]
     assert said[1] == "0"
+    assert done.stderr.startswith(f"__main__.{function} takes longer than 0.02 s: ")
 
 
-@pytest.mark.parametrize("function", ["lambda: sum(range(10**13))", "catch"])
+@pytest.mark.parametrize("function", ["lambda: sum(range(10**13))", "catch", "wait", "sleep_on"])
 def test_a_call_in_c_that_can_not_be_ended_ends_its_process(function: str) -> None:
     stuck = CODE.replace("FUNCTION", function)
-    done = subprocess.run([sys.executable, "-c", stuck], capture_output=True, text=True, check=False)
+    program = [sys.executable, "-c", stuck]
+    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
     assert done.returncode < 0
     assert "most recent call first" in done.stderr

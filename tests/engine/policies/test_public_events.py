@@ -82,22 +82,24 @@ def declared(yields: Iterable[Any]) -> Publication:
     return publication_of(module)
 
 
-def raising() -> Iterable[Any]:
+def raising(error: BaseException) -> Iterable[Any]:
     yield Public("known.v1", Known())
-    raise RuntimeError("thirteen")
+    raise error
 
 
 @pytest.mark.parametrize(
     ("yields", "why"),
     [
-        (raising(), "thirteen"),
+        (raising(RuntimeError("thirteen")), "thirteen"),
+        (raising(MemoryError()), "MemoryError"),
+        (raising(SystemExit(1)), "SystemExit: 1"),
         (["hello"], "not a Public"),
         ([Public("known.v1", object())], "is a object, not a Known"),
         ([Public("secrets.v1", Known())], "'secrets.v1', which is not in TYPES"),
         ([Public("measured.v1", UNCHECKED)], "Expected `float`, got `null`"),
         (repeat(Public("known.v1", Known())), "yields more than"),
     ],
-    ids=["raises", "no-public", "no-data", "unknown-type", "not-a-number", "endless"],
+    ids=["raises", "no-memory", "exits", "no-public", "no-data", "unknown-type", "not-a-number", "endless"],
 )
 def test_what_can_not_be_public_stops_right_before_its_event(yields: Iterable[Any], why: str) -> None:
     values, stop = published(yields)

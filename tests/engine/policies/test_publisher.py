@@ -38,10 +38,10 @@ from tests.engine.spine import delete
 
 PUBLISHES = "continues at offset"
 # the subscription is read from annotations
-RAISES = """
+WRONG = """
 _publish, _was = publish, publish.__annotations__
 def publish(event, at):
-    if getattr(event, "cents", 0) == 13: raise RuntimeError("thirteen")
+    while getattr(event, "cents", 0) == 13: {}
     return _publish(event, at)
 publish.__annotations__ = _was
 """
@@ -407,15 +407,23 @@ def test_a_recreated_topic_is_refused(world: Settings, log: Log, public: Reader,
         assert one.says("topic-changed")
 
 
+@pytest.mark.slow_but("raises")
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [("raise RuntimeError('thirteen')", "thirteen"), ("pass", "too-slow: it takes longer than 1 s")],
+    ids=["raises", "never-ends"],
+)
 def test_it_stops_at_an_event_and_goes_on_with_corrected_code(
-    world: Settings, log: Log, public: Reader, tmp_path: Path
+    world: Settings, log: Log, public: Reader, tmp_path: Path, fault: str, why: str
 ) -> None:
+    world = world.model_copy(update={"decide_limit_s": 1})
     log.deposit("a", count=3)
     log.deposit("a", 13)
     log.deposit("a", 2)
     other = next(name for name in "bcdefgh" if log.partition(name) != log.partition("a"))
-    with publisher(world, tmp_path, code=RAISES) as one:
+    with publisher(world, tmp_path, code=WRONG.format(fault)) as one:
         until(lambda: one.says("publication-failed"), "it stops by name")
+        assert one.says(why)
         log.deposit(other, count=3)
         public.wait([*log.accepted[:3], *log.accepted[5:]])
         public.require_exactly([*log.accepted[:3], *log.accepted[5:]])

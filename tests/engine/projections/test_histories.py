@@ -8,12 +8,14 @@ from __future__ import annotations
 import importlib.util
 import sys
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from domain.language import fact
+from infra.testing.golden import NoExample
 from infra.testing.histories import check, histories, unreached
 from policies.engine import At, Post, Send, outbox
 from policies.engine.policy import Policy
@@ -94,6 +96,10 @@ WRONG = {
         ROW.format("Key[bool]") + LINES.format("True"),
         r"'purses' has several lines with the key \(.*at\.version",
     ),
+    "a fold that never ends": (
+        ROW.format("int") + EVOLVE.format("at.id", "all(True for _ in iter(int, 1))", "None"),
+        r"'purses' can't take .*too-slow.* Filled: \{\"cents",
+    ),
     "a memory of its own": (
         "SEEN: list[str] = []\n" + ROW.format("int") + EVOLVE.format("at.id", "len(SEEN.append('') or SEEN)", "None"),
         "'purses' makes other rows in other batches",
@@ -110,11 +116,42 @@ def test_what_is_right_passes(what: str) -> None:
     check(purses(RIGHT[what]), KNOWN, MADE)
 
 
+@pytest.fixture
+def _limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAMEFOLD_DECIDE_LIMIT_S", "0.5")
+
+
+@pytest.mark.usefixtures("_limit")
 @pytest.mark.parametrize("what", WRONG)
 def test_a_mistake_is_found_with_view_event_and_column(what: str) -> None:
     source, found = WRONG[what]
     with pytest.raises(AssertionError, match=found):
         check(purses(source), KNOWN, MADE)
+
+
+@fact
+class Endless:
+    cents: int
+
+    def __post_init__(self) -> None:
+        while self.cents < 0:
+            pass
+
+
+@pytest.mark.usefixtures("_limit")
+def test_a_command_that_is_never_decided_is_found() -> None:
+    calls = count()
+
+    def never(command: Spend, state: State) -> list[Spent]:
+        is_first = next(calls) == 0
+        while is_first:
+            pass
+        raise TooLittle
+
+    with pytest.raises(AssertionError, match=r'Spend {"cents":\d+} is not decided: too-slow'):
+        histories({"purse": replace(PURSE, decide=never, commands={"Spend": Spend})})
+    with pytest.raises(NoExample, match=r"Endless .*too-slow"):
+        histories({"purse": replace(PURSE, commands={"Endless": Endless})})
 
 
 @pytest.mark.parametrize(

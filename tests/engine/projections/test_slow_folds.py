@@ -1,4 +1,4 @@
-"""make test-all: a view whose fold never ends at one event stops there alone."""
+"""make test-all: a view whose fold never ends at one event stops there alone; an upcaster stops the readers by name."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from domain.accounts import AccountOpened
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT
 from infra.testing.waiting import until
+from tests.engine.bookkeeper import DAY
 from tests.engine.projections.test_agent import Log, agent, rows, transactions
 from tests.engine.service.test_two_releases import write_tree
 
@@ -30,3 +32,35 @@ def test_a_view_that_does_not_end_at_an_event_stops_there_alone_and_never_parks(
         assert one.says("event 3 of accounts/a takes longer than 0.2 s: match (__init__.py:")
     assert rows(world, "select view, code, stream_version from stopped_views") == [("balances", "too-slow", 3)]
     assert rows(world, "select count(*) from parked") == [(0,)]
+
+
+OPENED = "@fact\nclass AccountOpened:\n"
+UPCASTER = """
+@upcaster(AccountOpened, 1)
+def account_opened_1(body: Body) -> Body:
+    while body["overdraft_limit"] == 606:
+        pass
+    return body
+
+
+@fact
+class MoneyDeposited:
+"""
+
+
+@pytest.mark.slow
+def test_an_upcaster_that_does_not_end_stops_the_readers_by_name(world: Settings, tmp_path: Path) -> None:
+    log = Log(world)
+    version = (OPENED, OPENED + "    VERSION: ClassVar[int] = 2\n")
+    edits = [version, ("\n@fact\nclass MoneyDeposited:\n", UPCASTER)]
+    code = write_tree(tmp_path / "code", ROOT, {"domain/accounts.py": edits})
+    log.deposit("a", 2)
+    log.commit("b", AccountOpened(overdraft_limit=606, on=DAY))
+    log.flush()
+    with agent(world.model_copy(update={"decide_limit_s": 2}), tmp_path, code=code) as one:
+        assert one.ends() == 1
+    assert one.says(
+        "an upcaster of AccountOpened from version 1 on takes longer than 0.2 s: account_opened_1 (accounts.py:"
+    )
+    assert one.says("unreadable-event: AccountOpened of accounts/b can't be read")
+    assert one.says("too-slow: it takes longer than 2 s")
