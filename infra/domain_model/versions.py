@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from domain.language import kebab
 from infra.domain_model import storable
 from infra.errors import in_words
-from infra.processes.time_limit import FAULTS, in_main_thread, watched
+from infra.processes.time_limit import FAULTS, watched
 
 Upcaster: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 Steps: TypeAlias = Mapping[int, Upcaster]
@@ -149,7 +149,7 @@ def reader(fact: type, step: Older) -> Callable[[bytes | msgspec.Raw], Any]:
             raise UpcastFailed(f"the upcasters from version {step.version} return no {fact.__name__}: {why}") from error
         return event if is_same else decode(body)
 
-    return lambda data: in_main_thread(partial(read, data))
+    return read
 
 
 def summary(error: ValidationError) -> str:

@@ -148,6 +148,11 @@ class Held:
 
 def decode(plan: Plan, partition: int, counted: Sequence[Counted]) -> Decoded:
     """The events that the plan's views subscribed to. Raises UnknownEvent, UnreadableEvent."""
+    work = partial(_decode, plan, partition, counted)
+    return in_main_thread(work) if plan.reads_older else work()  # an author's upcaster may never end
+
+
+def _decode(plan: Plan, partition: int, counted: Sequence[Counted]) -> Decoded:
     items: list[Item] = []
     append = items.append
     touched: defaultdict[Step, dict[str, str]] = defaultdict(dict)

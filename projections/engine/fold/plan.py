@@ -88,6 +88,10 @@ class Plan:
             self.steps[context.name] = {
                 name: self._step(context, event, decode) for name, (event, decode) in context.readers.items()
             }
+        self.reads_older = any(
+            step is not None and step.kind is msgspec.Raw for of in self.steps.values() for step in of.values()
+        )
+        """Whether an author's upcasters decode some events."""
         self.decode = typed_decoder(_kinds(self.steps))
         """Decodes a record as `read` wants it, together with the events that views take."""
 
