@@ -89,7 +89,7 @@ def decide(received: Received, before: Versioned, *, epoch: int, seq: int, max_b
 
 def is_slow(why: Reason) -> bool:
     """Whether a decision, or a command's own check, was ended."""
-    return why.code == "failed" and SLOW in why.message
+    return why.code == "failed" and why.message.startswith(SLOW)
 
 
 def _too_large(most: int) -> Reason:

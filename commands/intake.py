@@ -28,7 +28,7 @@ from infra.domain_model.versions import summary
 from infra.errors import in_words
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, Headers, Reason, Record, decode_command
-from infra.processes.time_limit import FAULTS, watched
+from infra.processes.time_limit import FAULTS, TooSlow, watched
 from projections.engine.store.command_types import CommandType
 
 MAX_ID_BYTES = 200
@@ -239,7 +239,7 @@ def _validated(record: Record, envelope: Command, intake: Intake, own_checks: bo
         except msgspec.DecodeError as error:
             raise _Rejected("malformed", f"the body is no JSON object: {error}") from error
         except FAULTS as error:  # a defect in a command's own checks, which would repeat on every attempt
-            raise _Rejected("failed", in_words(error)) from error
+            raise _Rejected("failed", str(error) if isinstance(error, TooSlow) else in_words(error)) from error
     except _Rejected as why:
         where = (record.offset, envelope.stream, envelope.id, fingerprint)
         return Received(*where, context=context, rejection=why.reason, unknown=why.unknown)

@@ -15,6 +15,7 @@ from commands.decision import Versioned
 from infra.domain_model.contexts import Context, decode_event
 from infra.log.records import Commit, EventRecord
 from infra.log.rule import Counted, Reading
+from infra.processes.time_limit import watched
 
 
 class Inconsistent(Exception):
@@ -109,6 +110,7 @@ class Overlay:
             del self._streams[entry.stream]
 
 
+@watched(lambda local: f"folding events up to version {local['after']} in {local['context'].name}")
 def _fold(row: Versioned, commits: list[tuple[int, list[EventRecord]]], context: Context) -> Versioned:
     version, state = row.version, row.state
     for after, events in commits:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
 from typing import Any, get_args
 
@@ -23,6 +23,7 @@ from infra.domain_model.released import KINDS, Kind, golden_bodies, read
 from infra.domain_model.versions import Older, Steps, stored_name, stored_type
 from infra.errors import SamefoldError, in_words
 from infra.personal.fields import Misplaced, decided_decoder, is_personal, sealed_validator, subject_field
+from infra.processes.time_limit import limited
 
 RECORDED = frozenset({"version-conflict", "malformed", "too-large", "misrouted", "failed", "unclear-stream"})
 """The handler's own rejection codes."""
@@ -92,7 +93,7 @@ class Context:
         for event in self.events.values():
             name, decode = stored_type(event), storable.decoder(event)
             stored[event] = name, decided_decoder(event, decode)
-            readers[name] = event, decode
+            readers[name] = event, decode if storable.is_plain(event) else partial(limited, decode)
         object.__setattr__(self, "stored", stored)
         types: dict[str, tuple[type, Older | None]] = {stored_type(one): (one, None) for one in self.commands.values()}
         for fact, steps in self.upcasters.items():
@@ -273,7 +274,9 @@ def decode_event(context: Context, name: str, data: msgspec.Raw | bytes) -> Any:
         )
     try:
         return found[1](data)
-    except (msgspec.DecodeError, UnicodeDecodeError, versions.UpcastFailed) as error:
+    except MemoryError:
+        raise
+    except Exception as error:
         raise UnreadableEvent(
             f"The log holds an event '{context.name}.{name}' that does not fit this code's class: {error}.",
             f"Nothing was skipped. {unreadable_hint(name, error)}",

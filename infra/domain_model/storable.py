@@ -59,6 +59,13 @@ def require_exact(kind: type) -> None:
     _Conditions().of(kind, "v", kind.__name__)
 
 
+def is_plain(kind: type) -> bool:
+    """Whether decoding makes its values without an author's `__post_init__`. Raises NotExact."""
+    conditions = _Conditions()
+    conditions.of(kind, "v", kind.__name__)
+    return conditions.is_plain
+
+
 @cache
 def decoder(kind: type) -> Callable[[bytes | str | msgspec.Raw], Any]:
     """The function from JSON to a value of the type. It raises msgspec.DecodeError, UnicodeDecodeError."""
@@ -136,6 +143,7 @@ class _Conditions:
         self.names: dict[str, Any] = {"datetime": datetime, "time": time, "UTC": UTC, "float": float}
         self._number = count()
         self._within: list[type] = []
+        self.is_plain = True
 
     def function(self, kind: Any, where: str) -> Callable[[Any], bool]:
         found: Callable[[Any], bool] = eval(f"lambda v: {self.of(kind, 'v', where)}", self.names)  # noqa: S307
@@ -236,6 +244,7 @@ class _Conditions:
         def each(v: str) -> str:
             # decoding calls __post_init__ again, with unknown effects
             again = ["False"] if hasattr(kind, "__post_init__") else []
+            self.is_plain = self.is_plain and not again
             of_fields = [self.of(hints[name], f"{v}.{name}", f"{where}.{name}") for name in fields]
             return " and ".join([f"{v}.__class__ is {self._name(kind)}", *again, *of_fields])
 

@@ -62,7 +62,9 @@ def watched(what: Callable[[Mapping[str, Any]], str]) -> Callable[[F], F]:
 def limit_calls(limit_s: float) -> None:
     """From now on, limit the calls that watched functions make in the main thread, which must be this one; 0: no longer."""
     watch = _Watch(limit_s)
-    faulthandler.register(signal.SIGPROF, chain=True)  # writes all stacks; then it kills
+    faulthandler.register(
+        signal.SIGPROF, file=sys.__stderr__ or sys.stderr, chain=True
+    )  # writes all stacks; then it kills
     signal.signal(signal.SIGALRM, watch.look)
     atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)  # without its handler, the signal would end the process
     signal.setitimer(signal.ITIMER_REAL, limit_s / LOOKS, limit_s / LOOKS)

@@ -39,7 +39,8 @@ def facts(cls: type) -> st.SearchStrategy[Any]:
     values = {name: _values(hints[name]) for name in names}
     free = {name for name, one in signature(cls).parameters.items() if one.default is not Parameter.empty}
     given = {name: one for name, one in values.items() if name not in free}
-    return st.fixed_dictionaries(given, optional={name: values[name] for name in free}).map(partial(_made, cls))
+    optional = {name: one for name, one in values.items() if name in free}  # in this order: what is drawn depends on it
+    return st.fixed_dictionaries(given, optional=optional).map(partial(_made, cls))
 
 
 @watched(lambda local: f"a check of {local['cls'].__name__}")

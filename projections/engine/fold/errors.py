@@ -24,6 +24,7 @@ from projections.engine.views.event_context import At
 
 POLICY = "policy_"
 """What the view name of a policy begins with."""
+PARK = 'Or continue without the stream: ON_POISON = "park".'
 
 
 class EngineStop(SamefoldError):
@@ -42,6 +43,8 @@ class EngineStop(SamefoldError):
 class PoisonEvent(EngineStop):
     """A view failed at an event, which has this version in its stream."""
 
+    way_out: ClassVar[str] = PARK
+
     def __init__(
         self, view: str, stream: str, version: int, *, partition: int, offset: int, cause: BaseException | str
     ) -> None:
@@ -49,7 +52,7 @@ class PoisonEvent(EngineStop):
         who = f"Policy '{view.removeprefix(POLICY)}'" if view.startswith(POLICY) else f"View '{view}'"
         super().__init__(
             f"{who} can't take event {version} of {stream} (partition {partition}, offset {offset}): {what.rstrip('.')}.",
-            _poison_hint(view),
+            _poison_hint(view, self.way_out),
             partition=partition,
             offset=offset,
         )
@@ -63,28 +66,24 @@ class TooSlowFold(PoisonEvent):
     """A view's function did not end within the time limit. It never parks: a rebuild may be quicker, and would differ."""
 
     code: ClassVar[str] = "too-slow"
+    way_out: ClassVar[str] = (
+        "It never parks. Where it is right to be slow, raise SAMEFOLD_DECIDE_LIMIT_S and "
+        "SAMEFOLD_IDLE_IN_TRANSACTION_TIMEOUT_MS."
+    )
 
 
 class EndedTheAgent(PoisonEvent):
     """A view's function ended each process that folded the event: a crash in native code, or no memory. It never parks."""
 
     code: ClassVar[str] = "ended-the-agent"
-
-
-_SLOW = (
-    " What is too slow never parks. Where it is right to be slow, raise SAMEFOLD_DECIDE_LIMIT_S and "
-    "SAMEFOLD_IDLE_IN_TRANSACTION_TIMEOUT_MS."
-)
+    way_out: ClassVar[str] = "It never parks. A command that folds it, like `samefold views resume`, is ended as well."
 
 
 def poison(view: str, at: At, error: BaseException) -> PoisonEvent:
     if isinstance(error, KeyboardInterrupt):
         raise error  # a rebuild is interrupted
     kind, cause = (TooSlowFold, str(error)) if isinstance(error, TooSlow) else (PoisonEvent, error)
-    found = kind(view, at.stream, at.version, partition=at.partition, offset=at.offset, cause=cause)
-    if kind is TooSlowFold:
-        found.hint += _SLOW
-    return found
+    return kind(view, at.stream, at.version, partition=at.partition, offset=at.offset, cause=cause)
 
 
 class OtherCode(EngineStop):
@@ -144,20 +143,22 @@ class LogChanged(SamefoldError):
         )
 
 
-def _poison_hint(view: str) -> str:
+def _poison_hint(view: str, way_out: str) -> str:
     if view == OUTCOMES:
         return (
             f"If rows were changed by hand, `samefold rebuild {view}` recreates them. Else check which other programs write to the "
             "topic: no release wrote this commit."
         )
     if view.startswith(POLICY):
-        park = ' Or continue without the stream: ON_POISON = "park".'
-        return f"Correct `react` in policies/{view.removeprefix(POLICY)}.py and start again.{park}"
+        return f"Correct `react` in policies/{view.removeprefix(POLICY)}.py and start again. {way_out}"
     states = snapshot_view_name("")
     if view.startswith(states):
         where = f"`State` and `evolve` in domain/{view.removeprefix(states)}.py"
-        return f"Correct {where} and start again; a changed fold needs a raised STATE_VERSION and `samefold rebuild`."
+        return (
+            f"Correct {where} and start again; a changed fold needs a raised STATE_VERSION and `samefold rebuild`."
+            + ("" if way_out == PARK else f" {way_out}")
+        )
     return (
         f"Correct projections/{view}.py; if the view has stopped, `samefold views resume {view}` then. A changed fold needs a "
-        'raised VERSION and `samefold rebuild`. Or continue without the stream: ON_POISON = "park".'
+        f"raised VERSION and `samefold rebuild`. {way_out}"
     )

@@ -177,7 +177,9 @@ def _decode(plan: Plan, partition: int, counted: Sequence[Counted]) -> Decoded:
             if type(event) is msgspec.Raw:
                 try:
                     event = step.decode(event)
-                except (msgspec.DecodeError, ValueError, TypeError) as error:
+                except MemoryError:
+                    raise
+                except Exception as error:
                     raise UnreadableEvent(stream, record.type, error, partition=partition, offset=offset) from error
             touched[step][ident] = stream
             append(Item(step, ident, At(stream, version, time_ms, partition, offset), event))

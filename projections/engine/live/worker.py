@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import logging
+import pkgutil
 import threading
 import time
 from collections import Counter
@@ -18,14 +21,15 @@ from psycopg.types.json import Json
 from infra.archive.manifest import ends_of
 from infra.database.connect import Connection, DatabaseUnavailable, connect, named
 from infra.database.revisions import DatabaseAhead, require_schema
+from infra.domain_model.versions import UpcastFailed
 from infra.errors import SamefoldError
-from infra.log.records import Record
+from infra.log.records import Record, decode_value
 from infra.log.rule import Reading, Void, read_readable
 from infra.log.source import LogTrimmed
 from infra.log.topics import Topic, describe
 from infra.observability import metrics, tracing
 from infra.settings import Settings
-from projections.engine.fold.errors import EndedTheAgent, EngineStop, PoisonEvent
+from projections.engine.fold.errors import EndedTheAgent, EngineStop, PoisonEvent, UnreadableEvent
 from projections.engine.fold.fold import Held, decode, fold
 from projections.engine.fold.plan import Plan
 from projections.engine.live.startup import Contract, ensure_started
@@ -42,6 +46,8 @@ log = logging.getLogger(__name__)
 Takes: TypeAlias = Mapping[int, tuple[Reading, Sequence[Record]]]
 
 ATTEMPTS = 3
+READING = "(reading)"
+"""In place of a view's name, while a record is read."""
 _ONE_AT_A_TIME = threading.Lock()
 """For the attempts of all workers of this process: where one ends it, no other is under way and looks guilty.
 
@@ -190,38 +196,46 @@ class Worker:
         return BatchResult(Fate.APPLIED, readings)
 
     def _attempt(self, committer: Committer, take: Takes, turn: int, lane: int) -> BatchResult:
-        [(partition, (was, records))] = take.items()
+        [(partition, (_, records))] = take.items()
         attempt = Attempt(records[0].offset, records[-1].offset)
         ended_one = len(records) == 1 and attempt[:2] == self._attempts[partition][:2]
         stop = self._fold_alone(committer, take, lane) if ended_one else None
         self._keep(partition, attempt, lane)
-        result = self._apply({partition: (was, ())}, turn, lane, stop) if stop else self.apply(take, turn, lane)
+        result = self._apply(take, turn, lane, stop) if stop else self.apply(take, turn, lane)
         if result.fate is not Fate.APPLIED or result.stop is not None:
-            # this process lives; and where it gave up, the next one may have corrected code
-            self._keep(partition, attempt._replace(view=stop.view) if stop else Attempt(), lane)
+            # this process lives; and where it gave up, the next one tries again: what ended agents may be outside the code
+            self._keep(partition, self._attempts[partition]._replace(number=0) if stop else Attempt(), lane)
         return result
 
-    def _fold_alone(self, committer: Committer, take: Takes, lane: int) -> EndedTheAgent | None:
-        """Fold a record for one view after the other, keeping only which one. The error of a view that ended agents before."""
+    def _fold_alone(self, committer: Committer, take: Takes, lane: int) -> EngineStop | None:
+        """Read a record and fold it for one view after the other, keeping only which. The error of what ended agents before."""
         [(partition, (was, records))] = take.items()
         plan, before = committer.plan, self._attempts[partition]
-        _, counted, _, _ = read_readable(was, self.own(partition, was, records)[0], plan.decode)
-        known = before.view in plan.views
-        number = before.number + 1 if known else 1
-        if number > ATTEMPTS and counted:
+        mine, code = self.own(partition, was, records)[0], code_of_authors()
+        _, counted, _, _ = read_readable(was, mine)
+        if not counted:
+            return None
+        again = before.code == code and before.view in (READING, *plan.views)
+        number = before.number + 1 if again else 1
+        if number > ATTEMPTS:
             [(offset, _, commit)] = counted
-            why = f"ended-the-agent: folding it ended {ATTEMPTS} agents, and it never parks; their logs or exit codes say how"
-            return EndedTheAgent(
-                before.view, commit.stream, commit.version, partition=partition, offset=offset, cause=why
-            )
-        # states first: journals fold them, too
-        for view in [before.view] if known else sorted(plan.views, key=lambda name: name not in plan.states):
-            self._keep(partition, before._replace(view=view, number=number), lane)
-            alone, tables = plan.only(view), committer.positions.tables
+            why = f"ended-the-agent: it ended {ATTEMPTS} agents; their logs or exit codes say how"
+            where = {"partition": partition, "offset": offset}
+            if before.view == READING:
+                kinds = ", ".join(sorted({event.type for event in commit.events}))
+                return UnreadableEvent(commit.stream, kinds, UpcastFailed(why), **where)
+            return EndedTheAgent(before.view, commit.stream, commit.version, cause=why, **where)
+        # states before the others: journals fold them, too
+        views = [READING, *sorted(plan.views, key=lambda name: name not in plan.states)]
+        for view in [before.view] if again else views:
+            self._keep(partition, before._replace(view=view, number=number, code=code), lane)
+            alone = plan if view == READING else plan.only(view)
             with suppress(EngineStop), self._naming(lane):  # it is raised again where the record is applied
-                batch, held = decode(alone, partition, counted), Held(alone)
-                hold(plan, ask_for_missing(self._connected(lane), plan, tables, [batch], {partition: held}))
-                fold(alone, batch, held, committer.blocked)
+                batch, held = decode(alone, partition, read_readable(was, mine, plan.decode)[1]), Held(alone)
+                if alone is not plan:
+                    tables = committer.positions.tables
+                    hold(plan, ask_for_missing(self._connected(lane), plan, tables, [batch], {partition: held}))
+                    fold(alone, batch, held, committer.blocked)
         return None
 
     def _keep(self, partition: int, attempt: Attempt, lane: int) -> None:
@@ -238,19 +252,23 @@ class Worker:
         self._metrics.fate(result.fate)
         return result
 
-    def _apply(self, takes: Takes, turn: int, lane: int, stop: SamefoldError | None = None) -> BatchResult:
+    def _apply(self, takes: Takes, turn: int, lane: int, ended: EngineStop | None = None) -> BatchResult:
         committer = self._committer
         if committer is None or turn != self._turn:
             return BatchResult(Fate.FENCED)
         started = time.perf_counter()
         result = BatchResult(Fate.APPLIED)
+        stop: SamefoldError | None = ended
         batches = []
         voids = []
         for partition, (was, records) in takes.items():
             mine, foreign = self.own(partition, was, records)
-            after, counted, void, unreadable = read_readable(was, mine, committer.plan.decode)
+            after, counted, void, unreadable = read_readable(
+                was, mine, decode_value if ended else committer.plan.decode
+            )
+            batch = Batch(partition, was, after, counted)
+            batches.append(batch.until(ended.offset) if ended else batch)
             stop = stop or unreadable or foreign
-            batches.append(Batch(partition, was, after, counted))
             voids.append(void)
             _warn(self.settings.events_topic, partition, void)
         with self._naming(lane):
@@ -307,6 +325,15 @@ class Worker:
         except DatabaseUnavailable:
             self.close(lane)
             raise
+
+
+def code_of_authors() -> str:
+    """A short hash of their modules: what ended agents may have been corrected since."""
+    found = hashlib.sha256()
+    for package in ("domain", "projections", "policies"):
+        for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+            found.update((not module.ispkg and pkgutil.get_data(package, f"{module.name}.py")) or b"")
+    return found.hexdigest()[:8]
 
 
 def _warn(topic: str, partition: int, void: Sequence[Void]) -> None:

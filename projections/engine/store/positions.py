@@ -32,6 +32,8 @@ class Attempt(NamedTuple):
     last: int = -1
     view: str = ""
     number: int = 0
+    code: str = ""
+    """A hash of the code that did: with other code it is tried anew."""
 
 
 @dataclass(frozen=True, slots=True)

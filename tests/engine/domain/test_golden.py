@@ -1,5 +1,8 @@
 """make test: pure. The bodies in the record of releases stand for what the log may hold, and the same class gives the same ones."""
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any, Literal
@@ -9,6 +12,7 @@ from pydantic import Field, TypeAdapter
 
 from domain.language import Cents, Text, fact
 from infra.domain_model.storable import encode
+from infra.testing.fixtures import ROOT
 from infra.testing.golden import NoExample, golden
 
 
@@ -38,6 +42,14 @@ class Booked:
     parts: tuple[Plain, ...] = field(default=())
 
 
+@fact
+class Optional:
+    a: int = 0
+    b: int = 0
+    c: str = ""
+    d: str | None = None
+
+
 def test_each_value_of_an_enum_none_and_the_bounds_are_in_few_bodies() -> None:
     bodies = golden(Booked)
     assert {body["bed"] for body in bodies} == {one.value for one in Bed}
@@ -56,6 +68,10 @@ def test_they_are_the_same_each_time_and_sets_have_an_order() -> None:
     bodies = golden(Booked)
     assert bodies == golden(Booked)
     assert all(body["tags"] == sorted(body["tags"]) for body in bodies)
+    script = f"from {__name__} import Optional, golden; print(golden(Optional))"
+    environments = [{**os.environ, "PYTHONHASHSEED": seed} for seed in "123"]
+    made = {subprocess.check_output([sys.executable, "-c", script], env=one, cwd=ROOT) for one in environments}
+    assert len(made) == 1, "whatever the process"
 
 
 def test_a_class_that_gives_none_is_named() -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from psycopg.types.json import Json
 
 from demo import tree
 from demo.crew import Crew
+from infra.database.connect import connect
 from infra.log.partitioner import partition_of
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT
 from infra.testing.waiting import until
 from projections.engine.rebuild.rebuild import resume
+from projections.engine.store.positions import Attempt
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import agent_views, all_views
 from tests.engine.projections.test_agent import Log, rows, transactions
@@ -25,7 +28,8 @@ pytestmark = pytest.mark.slow
 KILL = '__import__("os").kill(__import__("os").getpid(), 9)'
 CRASH = '__import__("ctypes").string_at(0)'
 HANG = "sum(range(10**15))"
-STATES = "def evolve(state: State, event: Event) -> State:\n"
+STATES = "def evolve(state: State, event: Event) -> State:\n    {}\n"
+EVENT = "class AccountOpened:\n    def __post_init__(self) -> None:\n        {}\n\n"
 AT_CALLS = """\
     global calls
     calls += 1
@@ -43,8 +47,8 @@ VERSION = 1
 
 
 def react(event: MoneyDeposited, at: At) -> list[Send]:
-    if at.version == 3:
-        {}
+    if at.version == 3 and __import__("pathlib").Path("{}").exists():
+        __import__("os").kill(__import__("os").getpid(), 9)
     return [Send(f"accounts/{{at.id}}-{{at.version}}", Deposit(cents=event.cents, on=event.on))]
 """
 
@@ -73,6 +77,11 @@ def test_a_view_that_ends_its_agent_stops_alone_and_goes_on_with_corrected_code(
     stopped = rows(world, "select view, code, stream, stream_version from stopped_views")
     assert stopped == [("balances", "ended-the-agent", "accounts/a", 3)]
     resume(world, ["balances"], agent_views("core"))
+    partition = partition_of("accounts/a", world.partitions)
+    [(at,)] = rows(world, f"select next_offset from positions where agent = 'core' and partition = {partition}")
+    ended = Attempt(at, at, "balances", 3, "this code before it was corrected")
+    with connect(world, "test") as connection:
+        connection.execute("update positions set attempt = %s where partition = %s", (Json(ended), partition))
     with running(world, tmp_path, "") as crew:
         log.deposit("a", 1)
         until(lambda: transactions(world) == {"a": 4, "b": 1}, "it goes on")
@@ -95,26 +104,34 @@ def test_ends_at_changing_moments_stop_no_view(world: Settings, tmp_path: Path) 
     assert verify(world, dict(all_views())).differences == 0
 
 
-def test_states_that_end_their_agent_never_leave_and_it_ends_with_a_named_error(
-    world: Settings, tmp_path: Path
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        (STATES, "stops: ended-the-agent: View 'streams_accounts' can't take event 1 of accounts/a "),
+        (EVENT, "stops: unreadable-event: AccountOpened of accounts/a can't be read (partition "),
+    ],
+)
+def test_what_ends_its_agent_and_never_leaves_ends_it_with_a_named_error(
+    world: Settings, tmp_path: Path, before: str, said: str
 ) -> None:
     Log(world).deposit("a", 1)
-    with running(world, tmp_path, "domain/accounts.py", STATES, STATES + f"    {KILL}\n") as crew:
+    with running(
+        world, tmp_path, "domain/accounts.py", before.splitlines(keepends=True)[0], before.format(KILL)
+    ) as crew:
         file = tmp_path / f"{crew.agents[0].name}.log"
-        said = "stops: ended-the-agent: View 'streams_accounts' can't take event 1 of accounts/a "
         until(lambda: file.exists() and said in file.read_text(), "it says which")
     assert rows(world, "select * from stopped_views") == []
 
 
-def test_a_policy_that_ends_its_process_holds_one_partition_until_its_code_is_corrected(
-    world: Settings, tmp_path: Path
-) -> None:
+def test_a_policy_that_ends_its_process_holds_one_partition_until_it_can_go_on(world: Settings, tmp_path: Path) -> None:
     def decided(account: str) -> set[str]:
         return {commit.stream for commit in commits(world) if commit.stream.startswith(f"accounts/{account}-")}
 
     here = partition_of("accounts/a", world.partitions)
     other = next(name for name in "bcdefghijkl" if partition_of(f"accounts/{name}", world.partitions) != here)
-    with running(world, tmp_path, "policies/forward.py", "", FORWARD.format(KILL), policies=True) as crew:
+    (cause := tmp_path / "cause").touch()
+    code = FORWARD.format(cause)
+    with running(world, tmp_path, "policies/forward.py", "", code, policies=True) as crew:
         until(lambda: rows(world, "select 1 from positions where agent = 'policy_forward'"), "it is live")
         send(world, open_account("a"), *(deposit("a", f"a{number}", 1) for number in range(3)))
         file = tmp_path / f"{crew.policies[0].name}.log"
@@ -124,5 +141,6 @@ def test_a_policy_that_ends_its_process_holds_one_partition_until_its_code_is_co
         until(lambda: (decided("a"), decided(other)) == ({"accounts/a-2"}, {f"accounts/{other}-2"}), "others go on")
         behind = f"select distinct next_offset from positions where agent like 'policy%' and partition = {here}"
         until(lambda: len(rows(world, behind)) == 2, "other policies go on")
-    with running(world, tmp_path, "policies/forward.py", "", FORWARD.format("pass"), policies=True):
-        until(lambda: len(decided("a")) == 3, "corrected code goes on")
+    cause.unlink()
+    with running(world, tmp_path, "policies/forward.py", "", code, policies=True):
+        until(lambda: len(decided("a")) == 3, "it is tried again, and goes on")

@@ -1,4 +1,4 @@
-"""make test-all: a view whose fold never ends at one event stops there alone; an upcaster stops the readers by name."""
+"""make test-all: a view whose fold never ends at one event stops there alone; what reads events stops the readers by name."""
 
 from __future__ import annotations
 
@@ -64,3 +64,24 @@ def test_an_upcaster_that_does_not_end_stops_the_readers_by_name(world: Settings
     )
     assert one.says("unreadable-event: AccountOpened of accounts/b can't be read")
     assert one.says("too-slow: it takes longer than 2 s")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [("while True: pass", "too-slow: it takes longer than 1 s"), ("raise KeyError(self.overdraft_limit)", "606")],
+)
+def test_an_own_check_of_an_event_that_fails_stops_the_readers_by_name(
+    world: Settings, tmp_path: Path, fault: str, said: str
+) -> None:
+    """It runs whenever an event is read."""
+    log = Log(world)
+    check = f"    def __post_init__(self) -> None:\n        if self.overdraft_limit == 606:\n            {fault}\n\n"
+    code = write_tree(tmp_path / "code", ROOT, {"domain/accounts.py": [(OPENED, OPENED + check)]})
+    log.deposit("a", 2)
+    log.commit("b", AccountOpened(overdraft_limit=606, on=DAY))
+    log.flush()
+    with agent(world.model_copy(update={"decide_limit_s": 1}), tmp_path, code=code) as one:
+        assert one.ends() == 1
+    assert one.says("unreadable-event: AccountOpened of accounts/b can't be read")
+    assert one.says(said)
