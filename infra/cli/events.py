@@ -28,9 +28,12 @@ def check(as_json: Json = False) -> None:
     """
     from infra.domain_model.contexts import untried
     from infra.domain_model.release_check import check
+    from infra.processes.time_limit import limit_calls
+    from infra.settings import Settings
     from infra.terminal import plain, show
     from projections.engine.views.core_views import all_views
 
+    limit_calls(Settings().decide_limit_s)  # checks of commands run
     untried.set(True)
     report = check([*all_views().values()])
     steps = report.steps if report.news and not report.refused else []
@@ -43,10 +46,13 @@ def release(as_json: Json = False) -> None:
     """Write the record of this code, domain/released/. Part of each release: commit it, then deploy."""
     from infra.domain_model.contexts import untried
     from infra.domain_model.release_check import release
+    from infra.processes.time_limit import limit_calls
+    from infra.settings import Settings
     from infra.terminal import show
     from infra.testing.golden import golden
     from projections.engine.views.core_views import all_views
 
+    limit_calls(Settings().decide_limit_s)
     untried.set(True)
     written = [f"domain/released/{file.name}" for file in release([*all_views().values()], golden)]
     show({"written": written}, _written, as_json=as_json)

@@ -29,6 +29,7 @@ from infra.processes.time_limit import limit_calls
 from infra.settings import Settings
 from infra.testing.golden import golden
 from infra.testing.waiting import SLOWNESS
+from policies.engine.public_schema import Publication, Writer
 from projections.engine.fold.errors import PoisonEvent
 from projections.engine.fold.fold import NOTHING_BLOCKED
 from projections.engine.fold.plan import ADDING, Plan
@@ -51,7 +52,7 @@ class Histories(NamedTuple):
 
 
 @contextmanager
-def _time_limit() -> Iterator[None]:
+def time_limit() -> Iterator[None]:
     """Within it, authors' functions are ended as in production. The alarm before was pytest-timeout's, and is so again."""
     handler, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
     limit_calls(Settings().decide_limit_s * SLOWNESS)
@@ -63,10 +64,10 @@ def _time_limit() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, *timer)
 
 
-@_time_limit()
 def histories(known: Mapping[str, Context]) -> Histories:
-    """Raises NoExample, and AssertionError where a command is never checked or decided to the end."""
+    """Raises NoExample, and AssertionError where a command is never checked or decided to the end, or always fails."""
     chance, intake, made = Random(SEED), Intake("", 1, contexts=known), Histories([], set(), {})
+    decided_kinds: set[str] = set()
     kinds = [(context, kind, golden(kind)) for context in known.values() for kind in context.commands.values()]
     for _ in range(HISTORIES):
         history, states = list[Counted](), dict[str, Versioned]()
@@ -88,6 +89,8 @@ def histories(known: Mapping[str, Context]) -> Histories:
             if (why := decided.commit.reason) and why.code == "failed":
                 assert not is_slow(why), f"{kind.__name__} {bytes(sent.data).decode()} is not decided: {why.message}"
                 made.failed[kind.__name__] = why.message
+            elif received.rejection is None:
+                decided_kinds.add(kind.__name__)
             if events := decided.commit.events:
                 states[stream] = decided.after
                 history.append(Counted(offset, time_ms, decided.commit))
@@ -96,10 +99,11 @@ def histories(known: Mapping[str, Context]) -> Histories:
                     for value in fact.values():
                         lately[type(value)].append(value)
         made.found.append(history)
+    for name, error in made.failed.items():
+        assert name in decided_kinds, f"every generated {name} fails: {error}"
     return made
 
 
-@_time_limit()
 def check(view: View, known: Mapping[str, Context], made: Histories) -> None:
     """Fold them in one batch, commit by commit, and stream by stream, as a rebuild's parts are.
 
@@ -129,6 +133,14 @@ def check(view: View, known: Mapping[str, Context], made: Histories) -> None:
                 f"'{view.name}' makes other rows in other batches: {[*(rows - other), *(other - rows)][:2]}. "
                 "Use the arguments alone: no module's variable, no clock, no chance."
             )
+
+
+def check_publication(public: Publication, made: Histories) -> None:
+    """Publish what is public of them. Raises AssertionError where a partition would stop."""
+    writer = Writer(Settings(), public, "", most_bytes=2**20)
+    for history in made.found:
+        *_, stop = writer.outgoing(0, history)
+        assert stop is None, stop.message
 
 
 def _led_to(history: Sequence[Counted], stream: str, version: int) -> str:

@@ -28,7 +28,7 @@ FOLDER = Path(".pytest_cache", "rings")
 TIMES = FOLDER / "times.tsv"
 FAILURES = FOLDER / "failures.json"
 
-_files: dict[str, dict[str, float]] = defaultdict(lambda: {"setup": 0.0, "call": 0.0, "teardown": 0.0})
+_files: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
 _failures: dict[str, str] = {}
 
 

@@ -87,6 +87,8 @@ class Worker:
         self._committer: Committer | None = None
         self._attempts: dict[int, Attempt] = {}
         """By partition, the last one of the processes before."""
+        self._most = 0
+        """So many records may be in a batch; 0: all."""
         self._begun: set[int] = set()
         """Partitions whose next records are no attempt."""
 
@@ -176,23 +178,32 @@ class Worker:
             return result
 
     def attempt(self, takes: Takes, turn: int = 0, lane: int = 0) -> BatchResult:
-        """Apply records as `apply` does. A partition's first ones are an attempt, so that an event that ends agents is found."""
+        """Apply records as `apply` does. A partition's first ones are an attempt, so that an event that ends agents is found.
+
+        After a batch that the database did not finish, the next one is half as large: a view may be slow, and outlast a timeout.
+        """
         committer = self._committer
-        if self._begun.issuperset(takes) or committer is None or turn != self._turn:
+        if committer is None or turn != self._turn or (self._begun.issuperset(takes) and not self._most):
             return self.apply(takes, turn, lane)
         readings: dict[int, Reading] = {}
         with _ONE_AT_A_TIME:
             for partition, (was, records) in takes.items():
                 before = self._attempts.setdefault(partition, committer.positions.attempts.get(partition, Attempt()))
-                suspects = [record for record in records if record.offset <= before.last]
-                for part in filter(None, [*([one] for one in suspects), records[len(suspects) :]]):
-                    take = {partition: (readings.get(partition, was), part)}
-                    result = self._attempt(committer, take, turn, lane)
+                rest, reading = records, was
+                while rest:
+                    is_suspect = partition not in self._begun and rest[0].offset <= before.last
+                    size = 1 if is_suspect else self._most or len(rest)
+                    part, rest = rest[:size], rest[size:]
+                    take = {partition: (reading, part)}
+                    is_known = partition in self._begun
+                    result = self.apply(take, turn, lane) if is_known else self._attempt(committer, take, turn, lane)
                     if result.fate is not Fate.APPLIED or result.stop is not None:
                         return result
                     readings |= result.readings
-                if len(suspects) < len(records):
-                    self._begun.add(partition)
+                    reading = readings.get(partition, reading)
+                    self._most = self._most * 2 if self._most < self.settings.agent_batch else 0
+                    if not is_suspect:
+                        self._begun.add(partition)
         return BatchResult(Fate.APPLIED, readings)
 
     def _attempt(self, committer: Committer, take: Takes, turn: int, lane: int) -> BatchResult:
@@ -248,6 +259,7 @@ class Worker:
             result = self._apply(takes, turn, lane)
         except DatabaseUnavailable:
             self._metrics.fate(Fate.AWAY)
+            self._most = max(sum(len(records) for _, records in takes.values()) // 2, 1)
             raise
         self._metrics.fate(result.fate)
         return result

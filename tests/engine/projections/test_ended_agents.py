@@ -9,6 +9,7 @@ from psycopg.types.json import Json
 
 from demo import tree
 from demo.crew import Crew
+from domain.accounts import AccountOpened
 from infra.database.connect import connect
 from infra.log.partitioner import partition_of
 from infra.settings import Settings
@@ -18,6 +19,7 @@ from projections.engine.rebuild.rebuild import resume
 from projections.engine.store.positions import Attempt
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import agent_views, all_views
+from tests.engine.bookkeeper import DAY
 from tests.engine.projections.test_agent import Log, rows, transactions
 from tests.engine.projections.test_slow_folds import EVOLVE
 from tests.engine.service.test_two_releases import write_tree
@@ -29,7 +31,7 @@ KILL = '__import__("os").kill(__import__("os").getpid(), 9)'
 CRASH = '__import__("ctypes").string_at(0)'
 HANG = "sum(range(10**15))"
 STATES = "def evolve(state: State, event: Event) -> State:\n    {}\n"
-EVENT = "class AccountOpened:\n    def __post_init__(self) -> None:\n        {}\n\n"
+EVENT = "class AccountOpened:\n    def __post_init__(self) -> None:\n        self.overdraft_limit == 606 and {}\n\n"
 AT_CALLS = """\
     global calls
     calls += 1
@@ -85,9 +87,11 @@ def test_a_view_that_ends_its_agent_stops_alone_and_goes_on_with_corrected_code(
     with running(world, tmp_path, "") as crew:
         log.deposit("a", 1)
         until(lambda: transactions(world) == {"a": 4, "b": 1}, "it goes on")
+        log.deposit("a", 1)
+        until(lambda: transactions(world) == {"a": 5, "b": 1}, "it goes on beyond what was attempted before")
         attempts = rows(world, "select attempt::text from positions order by partition")
         log.deposit("a", 1)
-        until(lambda: transactions(world) == {"a": 5, "b": 1}, "it folds on")
+        until(lambda: transactions(world) == {"a": 6, "b": 1}, "it folds on")
         assert rows(world, "select attempt::text from positions order by partition") == attempts, "only the first one"
         assert crew.agents[0].starts == 1
     assert verify(world, dict(all_views())).differences == 0
@@ -114,7 +118,9 @@ def test_ends_at_changing_moments_stop_no_view(world: Settings, tmp_path: Path) 
 def test_what_ends_its_agent_and_never_leaves_ends_it_with_a_named_error(
     world: Settings, tmp_path: Path, before: str, said: str
 ) -> None:
-    Log(world).deposit("a", 1)
+    log = Log(world)
+    log.commit("a", AccountOpened(overdraft_limit=606, on=DAY))
+    log.flush()
     with running(
         world, tmp_path, "domain/accounts.py", before.splitlines(keepends=True)[0], before.format(KILL)
     ) as crew:

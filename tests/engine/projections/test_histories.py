@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -14,11 +15,14 @@ from typing import Any
 
 import pytest
 
+from domain.accounts import AccountOpened
 from domain.language import fact
+from infra.domain_model.contexts import contexts
 from infra.testing.golden import NoExample
-from infra.testing.histories import check, histories, unreached
-from policies.engine import At, Post, Send, outbox
+from infra.testing.histories import check, check_publication, histories, time_limit, unreached
+from policies.engine import At, Post, Public, Send, outbox
 from policies.engine.policy import Policy
+from policies.engine.public_schema import Publication
 from projections.engine.views.core_views import snapshot_view
 from projections.engine.views.view import View, view_of
 from tests.engine.domain.customers import CUSTOMERS
@@ -117,8 +121,10 @@ def test_what_is_right_passes(what: str) -> None:
 
 
 @pytest.fixture
-def _limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def _limit(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("SAMEFOLD_DECIDE_LIMIT_S", "0.5")
+    with time_limit():
+        yield
 
 
 @pytest.mark.usefixtures("_limit")
@@ -152,6 +158,23 @@ def test_a_command_that_is_never_decided_is_found() -> None:
         histories({"purse": replace(PURSE, decide=never, commands={"Spend": Spend})})
     with pytest.raises(NoExample, match=r"Endless .*too-slow"):
         histories({"purse": replace(PURSE, commands={"Endless": Endless})})
+
+
+def test_a_command_that_always_fails_is_found() -> None:
+    def defect(_command: Spend, _state: State) -> list[Spent]:
+        raise KeyError("cents")
+
+    with pytest.raises(AssertionError, match="every generated Spend fails: KeyError: 'cents'"):
+        histories({"purse": replace(PURSE, decide=defect, commands={"Spend": Spend})})
+
+
+def test_what_can_not_be_published_is_found() -> None:
+    def publish(event: AccountOpened, at: At) -> list[Public]:
+        return [Public("opened.v2", event)]
+
+    public = Publication(1, publish, frozenset({AccountOpened}), {"opened.v1": AccountOpened})
+    with pytest.raises(AssertionError, match=r"Event 1 of accounts/\S+ can't be published .*: .*not in TYPES"):
+        check_publication(public, histories({"accounts": contexts()["accounts"]}))
 
 
 @pytest.mark.parametrize(

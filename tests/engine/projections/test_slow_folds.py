@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from demo import tree
 from domain.accounts import AccountOpened
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT
@@ -32,6 +36,25 @@ def test_a_view_that_does_not_end_at_an_event_stops_there_alone_and_never_parks(
         assert one.says("event 3 of accounts/a takes longer than 0.2 s: match (__init__.py:")
     assert rows(world, "select view, code, stream_version from stopped_views") == [("balances", "too-slow", 3)]
     assert rows(world, "select count(*) from parked") == [(0,)]
+    resume = [sys.executable, "-c", "from infra.cli import main; main()", "views", "resume", "balances"]
+    environment = {**os.environ, **tree.environment(code), **world.environment(), "SAMEFOLD_DECIDE_LIMIT_S": "1"}
+    again = subprocess.run(resume, env=environment, capture_output=True, text=True, check=False)
+    assert (again.returncode, "too-slow: View 'balances' can't take event 3" in again.stderr) == (1, True), again
+
+
+@pytest.mark.slow
+def test_a_view_that_is_slow_at_many_events_delays_the_others_and_they_go_on(world: Settings, tmp_path: Path) -> None:
+    """Together they take longer than the database lets a transaction be idle."""
+    Log(world).deposit("a", 16)
+    code = write_tree(
+        tmp_path / "code",
+        ROOT,
+        {"projections/balances.py": [(EVOLVE, EVOLVE + '    __import__("time").sleep(0.2)\n')]},
+    )
+    short = world.model_copy(update={"decide_limit_s": 2, "idle_in_transaction_timeout_ms": 1_000})
+    with agent(short, tmp_path, code=code):
+        until(lambda: transactions(world) == {"a": 15}, "all is folded")
+    assert rows(world, "select * from stopped_views") == []
 
 
 OPENED = "@fact\nclass AccountOpened:\n"
