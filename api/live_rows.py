@@ -20,9 +20,12 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from api.notifications import Moved, Notifications
-from api.view_reader import Values, ViewReader, row_members, row_tag, stream_of
+from api.view_reader import DatabaseBusy, Values, ViewNotLive, ViewReader, ViewStopped, row_members, row_tag, stream_of
 from infra.access import Rows
+from infra.database.connect import DatabaseUnavailable
 from infra.errors import SamefoldError
+from infra.log.clients import KafkaUnavailable
+from infra.personal.keys import KeysNotRead
 from projections.engine.views.queries import Found, Shape
 from projections.engine.views.view import View
 
@@ -39,6 +42,7 @@ POLL_S = 1.0
 PAUSE_S = 0.02
 """Between two rounds; notifications that come faster are merged."""
 AGAIN_S = 1.0
+PASSING = DatabaseBusy, DatabaseUnavailable, KafkaUnavailable, KeysNotRead, ViewNotLive, ViewStopped
 
 
 class EventStream(StreamingResponse):
@@ -163,9 +167,12 @@ class RowFeed:
                 self._due.clear()
                 try:
                     await self._round()
-                except SamefoldError as error:  # watchers stay while a store is unavailable, or during a deployment
+                except PASSING as error:  # a store is unavailable, or a deployment is under way: watchers stay
                     log.debug("watching %s: %s", self._view.name, error)
                     await asyncio.sleep(AGAIN_S)
+        except SamefoldError as error:
+            log.warning("watching %s ends: %s", self._view.name, error)
+            self._end_all()
         except Exception:
             log.exception("watching %s", self._view.name)
             self._end_all()

@@ -18,9 +18,9 @@ from api.issuer import Issuer
 from api.live_rows import RowFeed
 from api.notifications import Notifications
 from api.outcome_waits import TOO_MANY_WAIT, OutcomeWaits
-from api.problems import CALLERS_FAULT, Kind, kind, problem_of
+from api.problems import Kind, kind, problem_of
 from api.stores import StoreChecks
-from api.view_reader import TOO_MANY_READERS, PositionWaits, ViewReader
+from api.view_reader import DatabaseBusy, PositionWaits, ViewReader
 from infra.access import Access
 from infra.database.connect import parameters
 from infra.database.deadline import Connection, Pool
@@ -80,15 +80,6 @@ class Slots:
 
     async def __aexit__(self, *_: object) -> None:
         self.give_back()
-
-
-class DatabaseBusy(SamefoldError):
-    """Too many requests read from the database."""
-
-    is_public = True
-
-
-CALLERS_FAULT[DatabaseBusy] = TOO_MANY_READERS
 
 
 class ReadersPool:

@@ -15,7 +15,7 @@ from fastapi import Request
 from psycopg import AsyncConnection, errors
 
 from api.notifications import Moved, Notifications
-from api.problems import STOPPING, kind
+from api.problems import CALLERS_FAULT, STOPPING, kind
 from api.requests import watched
 from infra.access import Rows
 from infra.database.connect import naming
@@ -56,6 +56,15 @@ class PositionNotReached(SamefoldError):
     """The read model has not yet reached the position that the caller has seen."""
 
     is_public = True
+
+
+class DatabaseBusy(SamefoldError):
+    """Too many requests read from the database."""
+
+    is_public = True
+
+
+CALLERS_FAULT[DatabaseBusy] = TOO_MANY_READERS
 
 
 class Connections(Protocol):
@@ -110,9 +119,10 @@ class ViewReader:
         return [msgspec.Raw(opened(bytes(row), keys)) for row in rows]
 
     async def require_live(self, view: View) -> None:
-        """Raises ViewNotLive, DatabaseUnavailable."""
-        with naming(self._settings):
-            await self._live_table(view)
+        """Reads as live updates will. Raises ViewNotLive, ViewStopped, DatabaseUnavailable, DatabaseRefused."""
+        if (await self.with_last_rows().by_keys(view, ())).stopped:
+            with naming(self._settings):
+                await self._live_table(view)
 
     async def left_out(self) -> dict[str, tuple[int, str | None]]:
         """By view, how many streams it leaves out from some event on, and why it is stopped. Raises DatabaseUnavailable."""

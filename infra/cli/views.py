@@ -99,8 +99,10 @@ def _result(found: Overview) -> dict[str, Any]:
 
 
 def _how(code: View | None) -> str:
-    """The command by which a stopped view goes on."""
-    return "rebuild" if code is None or code.kind == "journal" else "views resume"
+    """The command by which a stopped view goes on, or, where this code has none of that name, leaves."""
+    if code is None:
+        return "switch"
+    return "rebuild" if code.kind == "journal" else "views resume"
 
 
 def _text(found: dict[str, Any]) -> Iterator[RenderableType]:
@@ -123,7 +125,10 @@ def _text(found: dict[str, Any]) -> Iterator[RenderableType]:
         if why := view["stopped"]:
             at = f"event {why['stream_version']} of {why['stream']} (partition {why['partition']}, offset {why['offset']})"
             yield Text(f"{name} stopped at {at}, {why['stopped_at']:%F %T}: {why['error']}", "red")
-            yield f"  Correct projections/{name}.py, then `samefold {why['how']} {name}`."
+            if view["code"]:
+                yield f"  Correct projections/{name}.py, then `samefold {why['how']} {name}`."
+            else:
+                yield f"  This code has no such view: each switch of its agent removes it, `samefold switch {name}` at once."
     for agent, now in found["agents"].items():
         at = " ".join(f"{partition}:{offset}" for partition, offset in now["positions"].items())
         lag = now["lag"]

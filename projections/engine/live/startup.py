@@ -132,7 +132,7 @@ def set_difference(live: Mapping[str, int], code: Mapping[str, int]) -> str | No
         if has == wants:
             continue
         if wants is None:
-            changes.append(f"{name} v{has} is live, but this code has no such view in this agent")
+            changes.append(f"{name} v{has} belongs to this agent, but this code has no such view in it")
         elif has is None:
             changes.append(f"{name} v{wants} of this code is not live")
         else:

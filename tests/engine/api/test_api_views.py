@@ -44,6 +44,7 @@ from projections.engine.views.core_views import agent_views, all_views
 from projections.engine.views.token import Token
 from projections.engine.views.view import View
 from tests.engine.api.api import Api, everything, named, problem, ready, served, serving, unfolded
+from tests.engine.api.test_api_health import changed
 from tests.engine.projections.bankviews import BROKEN, SUMS, live_table, make_tables, stop_as_older_code_would, view
 from tests.engine.projections.test_stopping import fold
 from tests.engine.spine import (
@@ -340,6 +341,26 @@ def test_a_watcher_is_told_that_the_view_has_stopped_and_goes_on_when_it_is_resu
         assert other.next().event == "gone"
         with subscribed(api, path, Last_Event_ID=told.id) as again:
             assert again.next().data["row"]["cents"] == 7
+
+
+def test_what_does_not_pass_ends_live_rows_and_is_logged(
+    api: Api, shared_world: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = "/views/balances/refused/live"
+    with subscribed(api, path) as live:
+        assert live.next().event == "gone"
+        with changed(
+            shared_world,
+            "alter table build_positions rename to elsewhere",
+            "alter table elsewhere rename to build_positions",
+        ):
+            until(lambda: live.ended, "the stream ends")
+            assert live.error is None
+            [line] = [one for one in caplog.records if one.name == live_rows.__name__]
+            assert (line.levelname, "build_positions" in line.getMessage()) == ("WARNING", True)
+            problem(get(api, path), 503, "database-behind")
+    with subscribed(api, path) as live:
+        assert live.next().event == "gone"
 
 
 # stores away

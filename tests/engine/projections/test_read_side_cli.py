@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from infra.database.connect import connect
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold
 from infra.testing.waiting import until
+from projections.engine.views import core_views
 from projections.engine.views.core_views import all_views
 from tests.engine.bookkeeper import Bookkeeper, fold_all
 from tests.engine.projections.bankviews import ACCOUNTS, live_table, stop_as_older_code_would, with_views
@@ -114,9 +117,11 @@ def test_views_tell_lag_builds_and_what_to_do(bank: Bookkeeper, samefold: Samefo
     assert "samefold rebuild balances" in told
 
 
-def test_a_stopped_view_is_told_and_resumed(bank: Bookkeeper, samefold: Samefold) -> None:
-    """This code takes every event, so the view is stopped as by an older code's agent."""
-    world = bank.world
+def test_a_stopped_view_is_told_and_resumed(
+    bank: Bookkeeper, samefold: Samefold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This code takes every event, so the view is stopped as by an older code's agent. At last its file is removed."""
+    world, without = bank.world, {name: one for name, one in all_views().items() if name != "balances"}
     stop_as_older_code_would(world, "balances")
     found = _json(samefold, world, "doctor", code=1)["findings"]
     [found] = [one for one in found if not one["ok"]]
@@ -138,6 +143,13 @@ def test_a_stopped_view_is_told_and_resumed(bank: Bookkeeper, samefold: Samefold
     assert _json(samefold, world, "views", "resume", "balances")["tables"] == {"balances": "balances_v2"}
     assert _json(samefold, world, "verify")["differences"] == 0
     assert samefold("views", "resume", settings=world).stdout == "Nothing to do: what is live is what this code has.\n"
+    stop_as_older_code_would(world, "balances")
+    monkeypatch.setattr(core_views, "all_views", lambda: without)
+    told = samefold("views", settings=world).stdout
+    assert ("projections/balances.py" in told, "balances v2 is live" in told) == (False, False)
+    assert "`samefold switch balances` at once" in told
+    assert samefold("switch", "balances", settings=world).returncode == 0
+    assert "balances" not in _json(samefold, world, "views")["views"]
 
 
 def test_parked_says_when_there_is_nothing(bank: Bookkeeper, samefold: Samefold) -> None:
