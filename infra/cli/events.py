@@ -28,14 +28,14 @@ def check(as_json: Json = False) -> None:
     """
     from infra.domain_model.contexts import untried
     from infra.domain_model.release_check import check
-    from infra.processes.time_limit import limit_calls
+    from infra.processes.time_limit import calls_limited
     from infra.settings import Settings
     from infra.terminal import plain, show
     from projections.engine.views.core_views import all_views
 
-    limit_calls(Settings().decide_limit_s)  # checks of commands run
     untried.set(True)
-    report = check([*all_views().values()])
+    with calls_limited(Settings().decide_limit_s):  # checks of commands run
+        report = check([*all_views().values()])
     steps = report.steps if report.news and not report.refused else []
     show(plain(report) | {"steps": steps}, lambda _: _text(report), as_json=as_json)
     if report.refused:
@@ -46,15 +46,15 @@ def release(as_json: Json = False) -> None:
     """Write the record of this code, domain/released/. Part of each release: commit it, then deploy."""
     from infra.domain_model.contexts import untried
     from infra.domain_model.release_check import release
-    from infra.processes.time_limit import limit_calls
+    from infra.processes.time_limit import calls_limited
     from infra.settings import Settings
     from infra.terminal import show
     from infra.testing.golden import golden
     from projections.engine.views.core_views import all_views
 
-    limit_calls(Settings().decide_limit_s)
     untried.set(True)
-    written = [f"domain/released/{file.name}" for file in release([*all_views().values()], golden)]
+    with calls_limited(Settings().decide_limit_s):
+        written = [f"domain/released/{file.name}" for file in release([*all_views().values()], golden)]
     show({"written": written}, _written, as_json=as_json)
 
 

@@ -153,15 +153,15 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Fold stopped views on with this code, from where they stopped, and make them live again."""
-    from infra.processes.time_limit import limit_calls
+    from infra.processes.time_limit import calls_limited
     from infra.settings import Settings
     from infra.terminal import Stages, plain, show
     from projections.engine.rebuild.rebuild import resume as run
     from projections.engine.views.core_views import all_views
 
     settings = Settings()
-    limit_calls(settings.decide_limit_s)  # what stopped the view may not end here either
-    with _telling_what_became(views or []), Stages(quiet=as_json) as stages:
+    limit = calls_limited(settings.decide_limit_s)  # what stopped the view may not end here either
+    with _telling_what_became(views or []), limit, Stages(quiet=as_json) as stages:
         result = run(settings, views or [], all_views(), progress=stages)
     show(plain(result), _switched, as_json=as_json)
 

@@ -16,8 +16,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from types import CodeType, FrameType
@@ -71,6 +72,19 @@ def limit_calls(limit_s: float) -> None:
     signal.setitimer(signal.ITIMER_PROF, PATIENCE * limit_s)
     if limit_s:
         threading.Thread(target=watch.end_waiting, name="time limit", daemon=True).start()
+
+
+@contextmanager
+def calls_limited(limit_s: float) -> Iterator[None]:
+    """Limit calls as `limit_calls` does, within it only. Another's alarm, like a test's, is as it was afterwards."""
+    handler, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+    limit_calls(limit_s)
+    try:
+        yield
+    finally:
+        limit_calls(0)
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
 
 
 def serve_main_thread(work: Callable[[], T]) -> T:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-import signal
 import sys
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -25,7 +24,7 @@ from infra.log.records import Command, Record, encode
 from infra.log.rule import START, Counted
 from infra.personal.fields import is_personal
 from infra.personal.keys import DataKey
-from infra.processes.time_limit import limit_calls
+from infra.processes.time_limit import calls_limited
 from infra.settings import Settings
 from infra.testing.golden import golden
 from infra.testing.waiting import SLOWNESS
@@ -51,17 +50,9 @@ class Histories(NamedTuple):
     """Commands that failed, with the error of `decide` or `evolve`."""
 
 
-@contextmanager
-def time_limit() -> Iterator[None]:
-    """Within it, authors' functions are ended as in production. The alarm before was pytest-timeout's, and is so again."""
-    handler, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
-    limit_calls(Settings().decide_limit_s * SLOWNESS)
-    try:
-        yield
-    finally:
-        limit_calls(0)
-        signal.signal(signal.SIGALRM, handler)
-        signal.setitimer(signal.ITIMER_REAL, *timer)
+def time_limit() -> AbstractContextManager[None]:
+    """Within it, authors' functions are ended as in production."""
+    return calls_limited(Settings().decide_limit_s * SLOWNESS)
 
 
 def histories(known: Mapping[str, Context]) -> Histories:

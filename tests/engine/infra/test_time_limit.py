@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
 import pytest
 
+from infra.processes.time_limit import calls_limited
 from infra.testing.waiting import DEADLINE_S
 
 CODE = """
@@ -50,3 +52,12 @@ def test_a_call_in_c_that_can_not_be_ended_ends_its_process(function: str) -> No
     done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
     assert done.returncode < 0
     assert "most recent call first" in done.stderr
+
+
+def test_a_limit_ends_with_its_context_and_another_alarm_stays() -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    with calls_limited(5):
+        assert signal.getsignal(signal.SIGALRM) != before
+        assert signal.getitimer(signal.ITIMER_PROF) != (0.0, 0.0)
+    assert signal.getsignal(signal.SIGALRM) == before
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
