@@ -79,8 +79,8 @@ class Summary:
         return asdict(self) | {"rejected_by_code": dict(self.rejected_by_code)}
 
 
-def read_lines(file: Path) -> dict[int, Command]:
-    """The commands of a file of JSON lines (`-`: standard input; `.gz` is unpacked), by line number.
+def read_lines(file: Path, by: str | UnsetType = UNSET) -> dict[int, Command]:
+    """The commands of a file of JSON lines (`-`: standard input; `.gz` is unpacked), by line number. `by`: who sends them.
 
     Raises BadCommandLine for the first wrong line.
     """
@@ -88,7 +88,7 @@ def read_lines(file: Path) -> dict[int, Command]:
     try:
         for number, line in enumerate(_lines(file), start=1):
             if line.strip():
-                commands[number] = _command(line.removeprefix(BOM_UTF8), f"{file}, line {number}")
+                commands[number] = _command(line.removeprefix(BOM_UTF8), f"{file}, line {number}", by)
     except (OSError, EOFError, gzip.BadGzipFile) as error:
         raise BadCommandLine(
             f"{file} can't be read: {error}.", "Name a file of JSON lines, plain or gzipped."
@@ -298,7 +298,7 @@ def _lines(file: Path) -> Iterable[bytes]:
             yield from lines
 
 
-def _command(line: bytes, where: str) -> Command:
+def _command(line: bytes, where: str, by: str | UnsetType) -> Command:
     try:
         fields = msgspec.json.decode(line, type=_Line)
         require_members_once(line)
@@ -307,13 +307,13 @@ def _command(line: bytes, where: str) -> Command:
             f"{where}: not a command: {error}.",
             'A line is {"stream": "<context>/<name>", "id": "…", "type": "…", "data": {…}}. Nothing was sent.',
         ) from error
-    problem = bad_client_name(fields.stream, fields.id) or bad_relation(fields.correlation_id, fields.causation_id)
+    problem = bad_client_name(fields.stream, fields.id) or bad_relation(fields.correlation_id, fields.causation_id, by)
     if problem:
         raise BadCommandLine(f"{where}: {problem}.", "Nothing was sent.")
     # a copy: msgspec's Raw is a view into the line
     data = msgspec.Raw(bytes(fields.data))
     relation = fields.correlation_id, fields.causation_id
-    command = Command(fields.id, fields.stream, fields.type, data, fields.expected_version, *relation)
+    command = Command(fields.id, fields.stream, fields.type, data, fields.expected_version, *relation, by=by)
     try:
         fingerprint_of(command)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
