@@ -1,18 +1,27 @@
-"""What other teams may read: that accounts are opened and closed, what is paid in and out, and how transfers end.
+"""What other teams may read: that accounts are opened and closed, each movement of their money, and the way of transfers.
 
-Purposes stay private.
+The sum of an account's movements is its balance. Purposes stay private.
 """
 
 from collections.abc import Iterable
 from datetime import date
-from typing import Literal
+from typing import Literal, assert_never
 
-from domain.accounts import AccountClosed, AccountOpened, MoneyDeposited, MoneyWithdrawn
+from domain.accounts import (
+    AccountClosed,
+    AccountOpened,
+    FeeCharged,
+    InterestCredited,
+    MoneyDeposited,
+    MoneyReturned,
+    MoneyWithdrawn,
+    Movement,
+)
 from domain.language import Cents, fact
-from domain.transfers import TransferCompleted, TransferFailed, TransferRefunded
+from domain.transfers import TransferCompleted, TransferFailed, TransferRefunded, TransferRequested
 from policies.engine import At, Public
 
-VERSION = 1
+VERSION = 2
 
 
 @fact
@@ -24,21 +33,16 @@ class Opened:
 
 
 @fact
-class Deposited:
-    """Money was paid in."""
+class Moved:
+    """Money came to an account (`deposited`, `interest`, `returned`) or left it (`withdrawn`, `fee`), as the event's type says.
+
+    What was withdrawn with a hold, which is the id of a transfer, may be returned with that hold.
+    """
 
     account: str
     cents: Cents
     on: date
-
-
-@fact
-class Withdrawn:
-    """Money was paid out."""
-
-    account: str
-    cents: Cents
-    on: date
+    hold: str = ""
 
 
 @fact
@@ -46,6 +50,17 @@ class Closed:
     """An account was closed for good."""
 
     account: str
+    on: date
+
+
+@fact
+class Requested:
+    """A transfer was requested: no money has moved yet."""
+
+    transfer: str
+    source: str
+    target: str
+    cents: Cents
     on: date
 
 
@@ -59,21 +74,19 @@ class TransferEnded:
 
 TYPES = {
     "account-opened.v1": Opened,
-    "money-deposited.v1": Deposited,
-    "money-withdrawn.v1": Withdrawn,
+    "money-deposited.v1": Moved,
+    "money-withdrawn.v1": Moved,
+    "money-returned.v1": Moved,
+    "interest-credited.v1": Moved,
+    "fee-charged.v1": Moved,
     "account-closed.v1": Closed,
+    "transfer-requested.v1": Requested,
     "transfer-ended.v1": TransferEnded,
 }
 
 
 Event = (
-    AccountOpened
-    | MoneyDeposited
-    | MoneyWithdrawn
-    | AccountClosed
-    | TransferCompleted
-    | TransferFailed
-    | TransferRefunded
+    AccountOpened | Movement | AccountClosed | TransferRequested | TransferCompleted | TransferFailed | TransferRefunded
 )
 
 
@@ -82,14 +95,26 @@ def publish(event: Event, at: At) -> Iterable[Public]:
         case AccountOpened(on=on):
             yield Public("account-opened.v1", Opened(account=at.id, on=on))
         case MoneyDeposited(cents=cents, on=on):
-            yield Public("money-deposited.v1", Deposited(account=at.id, cents=cents, on=on))
-        case MoneyWithdrawn(cents=cents, on=on):
-            yield Public("money-withdrawn.v1", Withdrawn(account=at.id, cents=cents, on=on))
+            yield Public("money-deposited.v1", Moved(account=at.id, cents=cents, on=on))
+        case MoneyWithdrawn(cents=cents, on=on, hold=hold):
+            yield Public("money-withdrawn.v1", Moved(account=at.id, cents=cents, on=on, hold=hold))
+        case MoneyReturned(cents=cents, on=on, hold=hold):
+            yield Public("money-returned.v1", Moved(account=at.id, cents=cents, on=on, hold=hold))
+        case InterestCredited(cents=cents, on=on):
+            yield Public("interest-credited.v1", Moved(account=at.id, cents=cents, on=on))
+        case FeeCharged(cents=cents, on=on):
+            yield Public("fee-charged.v1", Moved(account=at.id, cents=cents, on=on))
         case AccountClosed(on=on):
             yield Public("account-closed.v1", Closed(account=at.id, on=on))
+        case TransferRequested(source=source, target=target, cents=cents, on=on):
+            yield Public(
+                "transfer-requested.v1", Requested(transfer=at.id, source=source, target=target, cents=cents, on=on)
+            )
         case TransferCompleted():
             yield Public("transfer-ended.v1", TransferEnded(transfer=at.id, how="completed"))
         case TransferFailed():
             yield Public("transfer-ended.v1", TransferEnded(transfer=at.id, how="failed"))
         case TransferRefunded():
             yield Public("transfer-ended.v1", TransferEnded(transfer=at.id, how="refunded"))
+        case _:
+            assert_never(event)

@@ -4,18 +4,24 @@ Policies as they run: an agent for each, and the relay, with a handler on the re
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import date, timedelta
-from typing import Any
+from pathlib import Path
+from random import Random, random
+from typing import Any, get_args
 
 import pytest
 
-from domain.accounts import Deposit, MoneyDeposited, Withdraw
+from commands.client import wait_for
+from domain.accounts import Deposit, MoneyDeposited, Movement, Withdraw
 from infra.database.connect import connect
+from infra.log.partitioner import partition_of
+from infra.log.records import Command
 from infra.log.rule import START, Reading
 from infra.settings import Settings
-from infra.testing.waiting import until
+from infra.testing.waiting import DEADLINE_S, until
 from policies.engine.activations import switch
 from policies.engine.policy import Policy, Send, discover
 from policies.engine.process import Policies
@@ -24,7 +30,8 @@ from projections.engine.views.core_views import all_views
 from projections.engine.views.event_context import At
 from projections.engine.views.view import Kind
 from tests.engine.api.api import agent, in_a_loop
-from tests.engine.spine import commits, deposit, handler, open_account, scalar, send, set_up
+from tests.engine.policies.publishers import publisher, reader
+from tests.engine.spine import command, commits, deposit, handler, open_account, scalar, send, set_up
 
 DAY = date(2026, 1, 1)
 
@@ -66,6 +73,63 @@ def test_a_wish_is_sent_once_in_effect_and_then_its_follow_up(world: Settings) -
         until(lambda: open_wishes(world) == 0, "no wish is left")
     ids = [commit.command_id for commit in commits(world)]
     assert len(ids) == len(set(ids)) == 302
+
+
+COMES = {"money-deposited.v1": 1, "interest-credited.v1": 1, "money-returned.v1": 1}
+GOES = {"money-withdrawn.v1": -1, "fee-charged.v1": -1}
+
+
+def generated(chance: Random) -> Iterator[Command]:
+    """Money of open accounts comes, goes and is transferred, also to one that is closed; not all of it is there."""
+    names, on = [f"x{number}" for number in range(6)], DAY.isoformat()
+    for name in [*names, "closed"]:
+        yield open_account(name, chance.randrange(50))
+        yield command(
+            f"accounts/{name}",
+            f"{name}-0",
+            "Deposit" if name in names else "CloseAccount",
+            **({"cents": 500, "on": on} if name in names else {"on": on}),
+        )
+    for number in range(150):
+        name, cents = chance.choice(names), chance.randint(1, 200)
+        kind = chance.choice(
+            ["Deposit", "Withdraw", "CreditInterest", "ChargeFee", "RequestTransfer", "RequestTransfer"]
+        )
+        if kind == "RequestTransfer":
+            between = {"source": name, "target": chance.choice([*names, "closed"])}
+            yield command(f"transfers/t{number}", f"t{number}", kind, cents=cents, on=on, **between)
+        else:
+            yield command(f"accounts/{name}", f"{name}-{number + 1}", kind, cents=cents, on=on)
+
+
+def test_other_teams_sums_of_public_events_are_the_balances(world: Settings, tmp_path: Path) -> None:
+    """Fees, interest and refunds among them, and transfers that fail."""
+    sent = list(generated(Random(random())))
+    set_up(world)
+    with reader(world) as public, publisher(world, tmp_path), handler(world), agent(world):
+        with running(world, *discover().values()):
+            send(world, *sent)
+            wait_for(world, sent, lambda _: None, timeout_s=DEADLINE_S)
+            open_ones = "select count(*) from transfers where state not in ('completed', 'failed', 'refunded')"
+            until(lambda: scalar(world, open_ones) == 0, "the transfers have ended")
+        last = {partition_of(f"accounts/{name}", world.partitions): name for name in map(str, range(100))}
+        send(world, *map(open_account, last.values()))
+        public.wait(f"accounts/{name}@1" for name in last.values())
+    sums, ways = Counter[str](), defaultdict[str, list[str]](list)
+    for event in public.events:
+        data = event["data"]
+        if "transfer" in data:
+            ways[data["transfer"]].append(data.get("how", "requested"))
+        else:
+            sums[data["account"]] += (COMES | GOES).get(event["type"], 0) * data.get("cents", 0)
+    with connect(world, "test") as db:
+        assert sums == dict(db.execute("select account, cents from balances").fetchall())
+        assert ways == {
+            name: ["requested", state] for name, state in db.execute("select transfer, state from transfers")
+        }
+    stored = {event.type for commit in commits(world) for event in commit.events}
+    assert {kind.__name__ for kind in get_args(Movement)} <= stored
+    assert {how for _, how in ways.values()} == {"completed", "failed", "refunded"}
 
 
 def failing(event: MoneyDeposited, at: At) -> Iterable[Send]:
