@@ -70,11 +70,7 @@ Position = Annotated[str, Field(pattern=POSITION, examples=[A_POSITION], descrip
 At = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time", "description": "By the broker's clock"})]
 Parked = Annotated[
     int | None,
-    Field(
-        ge=0,
-        description="Streams with an event that could not be folded: later ones are missing. "
-        "Of a caller who may read some rows only: null, or those of its rows",
-    ),
+    Field(ge=0, description="Streams with an event that could not be folded: later ones are missing. null: not told"),
 ]
 
 

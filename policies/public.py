@@ -1,27 +1,27 @@
-"""What other teams may read: that accounts are opened and closed, each movement of their money, and the way of transfers.
+"""What other teams may read: that accounts are opened and closed, each movement of their money, and how transfers begin and end.
 
 The sum of an account's movements is its balance. Purposes stay private.
 """
 
 from collections.abc import Iterable
 from datetime import date
-from typing import Literal, assert_never
+from typing import Literal
 
-from domain.accounts import (
-    AccountClosed,
-    AccountOpened,
-    FeeCharged,
-    InterestCredited,
-    MoneyDeposited,
-    MoneyReturned,
-    MoneyWithdrawn,
-    Movement,
-)
+from domain.accounts import AccountClosed, AccountOpened, MoneyReturned, MoneyWithdrawn, Movement, kind
 from domain.language import Cents, fact
 from domain.transfers import TransferCompleted, TransferFailed, TransferRefunded, TransferRequested
 from policies.engine import At, Public
 
 VERSION = 2
+
+MOVED = {
+    "deposit": "money-deposited.v1",
+    "withdrawal": "money-withdrawn.v1",
+    "return": "money-returned.v1",
+    "interest": "interest-credited.v1",
+    "fee": "fee-charged.v1",
+}
+"""The types of movements."""
 
 
 @fact
@@ -34,10 +34,7 @@ class Opened:
 
 @fact
 class Moved:
-    """Money came to an account (`deposited`, `interest`, `returned`) or left it (`withdrawn`, `fee`), as the event's type says.
-
-    What was withdrawn with a hold, which is the id of a transfer, may be returned with that hold.
-    """
+    """Money came to an account (deposited, returned, interest) or left it (withdrawn, fee). With a hold it is a transfer's."""
 
     account: str
     cents: Cents
@@ -55,13 +52,12 @@ class Closed:
 
 @fact
 class Requested:
-    """A transfer was requested: no money has moved yet."""
+    """A transfer was requested."""
 
     transfer: str
     source: str
     target: str
     cents: Cents
-    on: date
 
 
 @fact
@@ -74,11 +70,7 @@ class TransferEnded:
 
 TYPES = {
     "account-opened.v1": Opened,
-    "money-deposited.v1": Moved,
-    "money-withdrawn.v1": Moved,
-    "money-returned.v1": Moved,
-    "interest-credited.v1": Moved,
-    "fee-charged.v1": Moved,
+    **dict.fromkeys(MOVED.values(), Moved),
     "account-closed.v1": Closed,
     "transfer-requested.v1": Requested,
     "transfer-ended.v1": TransferEnded,
@@ -94,22 +86,10 @@ def publish(event: Event, at: At) -> Iterable[Public]:
     match event:
         case AccountOpened(on=on):
             yield Public("account-opened.v1", Opened(account=at.id, on=on))
-        case MoneyDeposited(cents=cents, on=on):
-            yield Public("money-deposited.v1", Moved(account=at.id, cents=cents, on=on))
-        case MoneyWithdrawn(cents=cents, on=on, hold=hold):
-            yield Public("money-withdrawn.v1", Moved(account=at.id, cents=cents, on=on, hold=hold))
-        case MoneyReturned(cents=cents, on=on, hold=hold):
-            yield Public("money-returned.v1", Moved(account=at.id, cents=cents, on=on, hold=hold))
-        case InterestCredited(cents=cents, on=on):
-            yield Public("interest-credited.v1", Moved(account=at.id, cents=cents, on=on))
-        case FeeCharged(cents=cents, on=on):
-            yield Public("fee-charged.v1", Moved(account=at.id, cents=cents, on=on))
         case AccountClosed(on=on):
             yield Public("account-closed.v1", Closed(account=at.id, on=on))
-        case TransferRequested(source=source, target=target, cents=cents, on=on):
-            yield Public(
-                "transfer-requested.v1", Requested(transfer=at.id, source=source, target=target, cents=cents, on=on)
-            )
+        case TransferRequested(source=source, target=target, cents=cents):
+            yield Public("transfer-requested.v1", Requested(transfer=at.id, source=source, target=target, cents=cents))
         case TransferCompleted():
             yield Public("transfer-ended.v1", TransferEnded(transfer=at.id, how="completed"))
         case TransferFailed():
@@ -117,4 +97,5 @@ def publish(event: Event, at: At) -> Iterable[Public]:
         case TransferRefunded():
             yield Public("transfer-ended.v1", TransferEnded(transfer=at.id, how="refunded"))
         case _:
-            assert_never(event)
+            hold = event.hold if isinstance(event, MoneyWithdrawn | MoneyReturned) else ""
+            yield Public(MOVED[kind(event)], Moved(account=at.id, cents=event.cents, on=event.on, hold=hold))

@@ -149,7 +149,7 @@ def test_each_accepted_event_becomes_a_cloud_event_and_nothing_else_does(
         assert headers["content-type"].startswith(b"application/cloudevents+json")
         position = msgspec.json.decode(headers[SOURCE], type=Position)
         assert Token.parse(event["samefoldposition"]) == Token.of(events.id, {partition: position.reading.next_offset})
-    assert public.events[1]["data"] == {"account": "a", "cents": 7, "on": "2026-01-01"}
+    assert public.events[1]["data"] == {"account": "a", "cents": 7, "on": "2026-01-01", "hold": ""}
 
 
 @pytest.mark.slow
