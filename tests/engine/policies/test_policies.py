@@ -82,24 +82,23 @@ GOES = {"money-withdrawn.v1": -1, "fee-charged.v1": -1}
 def generated(chance: Random) -> Iterator[Command]:
     """Money of open accounts comes, goes and is transferred, also to one that is closed; not all of it is there."""
     names, on = [f"x{number}" for number in range(6)], DAY.isoformat()
-    for name in [*names, "closed"]:
+
+    def transfer(ident: str, source: str, target: str, cents: int) -> Command:
+        body: dict[str, Any] = {"source": source, "target": target, "cents": cents}
+        return command(f"transfers/{ident}", ident, "RequestTransfer", on=on, **body)
+
+    for name in ["closed", "rich", *names]:
         yield open_account(name, chance.randrange(50))
-        yield command(
-            f"accounts/{name}",
-            f"{name}-0",
-            "Deposit" if name in names else "CloseAccount",
-            **({"cents": 500, "on": on} if name in names else {"on": on}),
-        )
-    for number in range(150):
+        yield deposit(name, "0", 500) if name != "closed" else command("accounts/closed", "0", "CloseAccount", on=on)
+    for cents, target in (1, "x0"), (1, "closed"), (500_000, "x0"):
+        yield transfer(f"rich-{target}-{cents}", "rich", target, cents)
+    for ident in map(str, range(1, 150)):
         name, cents = chance.choice(names), chance.randint(1, 200)
-        kind = chance.choice(
-            ["Deposit", "Withdraw", "CreditInterest", "ChargeFee", "RequestTransfer", "RequestTransfer"]
-        )
-        if kind == "RequestTransfer":
-            between = {"source": name, "target": chance.choice([*names, "closed"])}
-            yield command(f"transfers/t{number}", f"t{number}", kind, cents=cents, on=on, **between)
+        if chance.random() < 0.3:
+            yield transfer(ident, name, chance.choice([*names, "closed"]), cents)
         else:
-            yield command(f"accounts/{name}", f"{name}-{number + 1}", kind, cents=cents, on=on)
+            kind = chance.choice(["Deposit", "Withdraw", "CreditInterest", "ChargeFee"])
+            yield command(f"accounts/{name}", ident, kind, cents=cents, on=on)
 
 
 def test_other_teams_sums_of_public_events_are_the_balances(world: Settings, tmp_path: Path) -> None:
