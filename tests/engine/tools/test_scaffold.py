@@ -239,12 +239,16 @@ def test_imports_come_after_those_of_the_future(parts: Parts) -> None:
 
 def test_what_a_file_says_in_other_letters_is_kept(parts: Parts) -> None:
     file = parts.root / "domain" / "rooms.py"
-    text = file.read_text().replace("RoomAdded", "Hinzugefügt").replace("= Hinzugefügt", "= Hinzugefügt  # für immer")
+    text = (
+        file.read_text()
+        .replace("RoomAdded", "ÄnderungHinzugefügtÜber")
+        .replace("= ÄnderungHinzugefügtÜber", "= ÄnderungHinzugefügtÜber  # für immer")
+    )
     file.write_text(text.replace("AddRoom", "Füge") + "\nSEPARATORS = '\N{LINE SEPARATOR}\N{FORM FEED}'\n")
     parts.event("RoomRenamed", None, ("name:Text",))
     parts.command("RenameRoom", None, (), "RoomRenamed")
     found = file.read_text()
-    assert "Event: TypeAlias = Hinzugefügt | RoomRenamed  # für immer\n" in found
+    assert "Event: TypeAlias = ÄnderungHinzugefügtÜber | RoomRenamed  # für immer\n" in found
     assert "Command: TypeAlias = Füge | RenameRoom\n" in found
     assert '"\N{LINE SEPARATOR}\N{FORM FEED}"' in found
 
