@@ -232,6 +232,7 @@ def _still(settings: Settings) -> str:
     from infra.database.connect import DatabaseBehind, DatabaseRefused, connect, naming
     from infra.log.clients import KafkaRefused
     from infra.log.topics import Admin, TopicMissing, describe
+    from policies.engine.activations import held_policies
     from projections.engine.store.positions import AGENTS, stopped_views
 
     def look() -> set[tuple[str, int, int]]:
@@ -252,8 +253,11 @@ def _still(settings: Settings) -> str:
         still = f"did not move within {STILL_S:.0f} s, although there is more"
         found = [f"{who}: partition {at} at offset {offset} {still}" for who, at, offset in sorted(before)]
         with naming(settings), connect(settings, "doctor") as connection:
-            views = stopped_views(connection)
+            views, held = stopped_views(connection), held_policies(connection)
         found += [f"{one.view}: stopped at event {one.stream_version} of {one.stream}: {one.error}" for one in views]
+        found += [
+            f"policy {one}: held, as this database is new to it (`samefold policies` says what to do)" for one in held
+        ]
         if found:
             raise Unfit(
                 f"{'; '.join(found)}.",
