@@ -61,6 +61,7 @@ def examine() -> list[Finding]:
     findings += [_look(name, look) for name, look in more]
     findings.insert(-2, _look("TLS", lambda: _tls(known)))
     if all(found.ok for found in findings[-2:]):  # else it would only repeat that they are unavailable
+        findings.append(_look("topics", lambda: _topics(known)))
         findings.append(_look("archive", lambda: _archive(known)))
         findings.append(_look("personal values", lambda: _personal(known)))
         findings.append(_look("standing still", lambda: _still(known)))
@@ -182,6 +183,17 @@ def _kafka(settings: Settings) -> str:
     metadata = Admin(settings, KAFKA_S).ask(lambda client, within_s: client.list_topics(timeout=within_s))
     missing = [name for name in (settings.commands_topic, settings.events_topic) if name not in metadata.topics]
     return f"{settings.kafka} answers" + (f"; not yet made: {', '.join(missing)}" if missing else "")
+
+
+def _topics(settings: Settings) -> str:
+    from infra.log.topics import Admin, check, existing
+
+    if settings.kafka_bootstrap is None:
+        return _not_yet("KAFKA_BOOTSTRAP")
+    admin = Admin(settings, KAFKA_S)
+    if names := existing(settings, admin):
+        check(settings, names, admin=admin)
+    return f"{', '.join(names) or 'none yet'}: no setting loses history"
 
 
 def _database(settings: Settings) -> str:

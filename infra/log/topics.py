@@ -6,6 +6,7 @@ would move. Each process refuses to start, with a hint, when either has changed.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetS
 
 from infra.errors import SamefoldError
 from infra.log import clients
+from infra.observability import metrics
+from infra.observability.logs import StatusLog
 from infra.settings import Settings
 
 T = TypeVar("T")
@@ -143,14 +146,10 @@ def ensure_keys(settings: Settings, admin: Admin | None = None, *, create: bool 
     Compaction removes a key that was destroyed from the disks within a day, and nothing else.
     """
     admin, name = admin or Admin(settings), settings.keys_topic
-    promised = _promised(settings) | {"cleanup.policy": "compact"}
-    soon = {"segment.ms": str(12 * HOUR_MS), "max.compaction.lag.ms": str(6 * HOUR_MS)}
     if create:
-        _create(settings, admin, [name], 1, promised | soon)
+        _create(settings, admin, [name], 1)
     topic = describe(settings, name, admin=admin)
-    found = _configs(admin, [name])[name]
-    for key, wanted in (promised | soon).items():
-        _require(name, key, found[key], wanted)
+    check(settings, [name], admin=admin)
     return _in_order(topic, "SAMEFOLD_KEYS_TOPIC")
 
 
@@ -171,15 +170,14 @@ def _ensure(settings: Settings, admin: Admin, names: Sequence[str], partitions: 
     return found
 
 
-def _create(
-    settings: Settings, admin: Admin, names: Sequence[str], partitions: int, config: dict[str, str] | None = None
-) -> list[Topic]:
-    """Create the missing topics of these, with this configuration or that of the log, and return all."""
+def _create(settings: Settings, admin: Admin, names: Sequence[str], partitions: int) -> list[Topic]:
+    """Create the missing topics of these, and return all."""
     # without those that this user may not describe
     existing = admin.ask(lambda client, within_s: client.list_topics(timeout=within_s).topics)
-    config = config or _promised(settings)
     missing = [
-        NewTopic(name, partitions, settings.replication_factor, config=config) for name in names if name not in existing
+        NewTopic(name, partitions, settings.replication_factor, config=_log(settings) | _promised(settings, name))
+        for name in names
+        if name not in existing
     ]
     if missing:
         admin.ask(lambda client, within_s: _make(settings, client, missing, within_s))
@@ -193,16 +191,14 @@ def ensure_public(settings: Settings, events: Topic) -> tuple[Topic, int]:
     """
     admin, name = Admin(settings), settings.public_topic
     [public] = _create(settings, admin, [name], events.partitions)
-    found = _configs(admin, [name])[name]
-    for key in ("cleanup.policy", "min.insync.replicas", "unclean.leader.election.enable"):
-        _require(name, key, found[key], _promised(settings)[key])
+    check(settings, [name], admin=admin)
     if public.partitions != events.partitions:
         raise TopicUnfit(
             f"'{name}' has {public.partitions} partitions and '{events.name}' {events.partitions}; "
             "an event and its public events need the same partition.",
             f"Recreate '{name}' with {events.partitions} partitions; consumers must then start anew.",
         )
-    return public, int(found["max.message.bytes"])
+    return public, int(_configs(admin, [name])[name]["max.message.bytes"])
 
 
 def _make(settings: Settings, client: AdminClient, missing: list[NewTopic], within_s: float) -> None:
@@ -230,11 +226,17 @@ def describe(settings: Settings, name: str, *, admin: Admin | None = None) -> To
             lambda client, within_s: _describe(client, name, within_s), f"Describe of topic '{name}'"
         )
     except KafkaException as error:
-        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            raise TopicMissing(
-                f"Topic '{name}' does not exist.", "Run `samefold topics --create`, or correct the topic's name."
-            ) from error
-        raise
+        raise _missing(error, [name]) from error
+
+
+def _missing(error: KafkaException, names: Iterable[str]) -> Exception:
+    """TopicMissing where the broker does not know one of these topics, else the error itself."""
+    if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+        return error
+    return TopicMissing(
+        f"Topic {' or '.join(map(repr, names))} does not exist.",
+        "Run `samefold topics --create`, or correct the topic's name.",
+    )
 
 
 def _describe(client: AdminClient, name: str, within_s: float) -> Topic:
@@ -306,31 +308,87 @@ def check(settings: Settings, names: Sequence[str] = (), *, admin: Admin | None 
     Raises TopicUnfit with the command that corrects a setting which would lose history.
     """
     names = names or [settings.commands_topic, settings.events_topic]
-    for name, found in _configs(admin or Admin(settings), names).items():
-        for key, wanted in _promised(settings).items():
-            _require(name, key, found[key], wanted)
+    for error in unfit(settings, names, admin or Admin(settings)).values():
+        raise error
+
+
+def unfit(settings: Settings, names: Iterable[str], admin: Admin) -> dict[str, TopicUnfit]:
+    """Those of these topics that have settings with which they may lose or reorder history, each with all of them."""
+    errors = {}
+    for name, found in _configs(admin, names).items():
+        promised = _promised(settings, name)
+        if wrong := [key for key, wanted in promised.items() if not _fits(key, found[key], wanted)]:
+            errors[name] = TopicUnfit(
+                f"Topic '{name}' has {', and '.join(f'{key}={found[key]}; {_WHY[key]}' for key in wrong)}.",
+                f"kafka-configs --alter --entity-type topics --entity-name {name} "
+                f"--add-config {','.join(f'{key}={promised[key]}' for key in wrong)}",
+            )
+    return errors
+
+
+def existing(settings: Settings, admin: Admin) -> list[str]:
+    """The service's topics that exist and that this user may describe."""
+    found = admin.ask(lambda client, within_s: client.list_topics(timeout=within_s).topics)
+    log = settings.commands_topic, settings.events_topic
+    names = *log, settings.policies_topic, settings.public_topic, settings.keys_topic
+    return [name for name in names if name in found]
+
+
+class Watch:
+    """Checks the topics of a running process: that they are the same, and that their settings are still fit.
+
+    A setting that is not ends nothing, since the broker deletes records whether this process runs or not: it is logged, and `unfit`
+    and a metric have it until it is corrected. `also` are further topics, whose settings alone are checked.
+    """
+
+    def __init__(
+        self, settings: Settings, topics: Sequence[Topic], status: StatusLog, admin: Admin, also: Sequence[str] = ()
+    ) -> None:
+        self._settings, self._topics, self._status, self._admin = settings, topics, status, admin
+        self._names = [*(topic.name for topic in topics), *also]
+        self.unfit: dict[str, TopicUnfit] = {}
+
+    def check(self) -> list[Topic]:
+        """The topics as they are now. Raises TopicChanged, TopicMissing, KafkaUnavailable."""
+        now = [describe(self._settings, was.name, admin=self._admin) for was in self._topics]
+        for was, found in zip(self._topics, now, strict=True):
+            require_same(was, found)
+        self.unfit = unfit(self._settings, self._names, self._admin)
+        for name in self._names:
+            metrics.TOPIC_UNFIT.labels(name).set(name in self.unfit)
+            if error := self.unfit.get(name):
+                self._status.wrong(f"settings of {name}", f"{error.code}: {error}", level=logging.ERROR)
+            else:
+                self._status.well(f"settings of {name}", f"topic '{name}' has the settings that it must have again")
+        return now
 
 
 def _configs(admin: Admin, names: Iterable[str]) -> dict[str, dict[str, str]]:
     resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
-    return admin.ask(
-        lambda client, within_s: {
-            resource.name: {key: entry.value for key, entry in future.result(within_s).items()}
-            for resource, future in client.describe_configs(resources, request_timeout=within_s).items()
-        },
-        f"DescribeConfigs of topics {', '.join(names)}",
-    )
-
-
-def _require(name: str, key: str, found: str, wanted: str) -> None:
-    if not _fits(key, found, wanted):
-        raise TopicUnfit(
-            f"Topic '{name}' has {key}={found}; {_WHY[key]}.",
-            f"kafka-configs --alter --entity-type topics --entity-name {name} --add-config {key}={wanted}",
+    try:
+        return admin.ask(
+            lambda client, within_s: {
+                resource.name: {key: entry.value for key, entry in future.result(within_s).items()}
+                for resource, future in client.describe_configs(resources, request_timeout=within_s).items()
+            },
+            f"DescribeConfigs of topics {', '.join(names)}",
         )
+    except KafkaException as error:
+        raise _missing(error, names) from error
 
 
-def _promised(settings: Settings) -> dict[str, str]:
+def _promised(settings: Settings, name: str) -> dict[str, str]:
+    """The settings that this topic must have."""
+    log = _log(settings)
+    if name == settings.public_topic:  # how long it keeps its records is the operator's decision
+        return {key: log[key] for key in ("cleanup.policy", "min.insync.replicas", "unclean.leader.election.enable")}
+    if name == settings.keys_topic:
+        soon = {"segment.ms": str(12 * HOUR_MS), "max.compaction.lag.ms": str(6 * HOUR_MS)}
+        return log | {"cleanup.policy": "compact"} | soon
+    return log
+
+
+def _log(settings: Settings) -> dict[str, str]:
     return {
         "cleanup.policy": "delete",
         "retention.ms": "-1",

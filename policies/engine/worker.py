@@ -66,6 +66,7 @@ class PolicyWorker(Worker):
     def __init__(self, settings: Settings, policy: Policy, name: str, offer: Offer | None = None) -> None:
         super().__init__(settings, policy.agent, {policy.agent: view_of(policy, offer)}, name, defers=True)
         self.policy = policy
+        self.topics = [settings.policies_topic]
         self._offer = offer
         self._admin = Admin(settings)
         self._activations: list[Activation] = []
