@@ -120,7 +120,8 @@ class Readiness:
 
     @property
     def unfit_topics(self) -> list[str]:
-        return self._stores.unfit_topics
+        """Those with settings that lose history. Commands are served as ever, which makes nothing worse."""
+        return sorted(self._stores.watch.unfit) if self._stores.watch else []
 
     def _blind(self) -> SamefoldError | None:
         age = time.monotonic() - self._seen.at if self._seen else None

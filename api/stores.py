@@ -127,14 +127,9 @@ class StoreChecks:
         self._commands: Mapping[int, tuple[int, int]] = {}
         self._kafka_at = float("-inf")
         self._topics: tuple[Topic, Topic] | None = None
-        self._watch: topics.Watch | None = None
+        self.watch: topics.Watch | None = None
         self._compare_at = 0.0
         self._listeners: list[Callable[[], None]] = []
-
-    @property
-    def unfit_topics(self) -> list[str]:
-        """Those with settings that lose history. Commands are served as ever, which makes nothing worse."""
-        return sorted(self._watch.unfit) if self._watch else []
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Call it after each check, in the event loop. It must not block nor raise."""
@@ -279,12 +274,12 @@ class StoreChecks:
 
     async def _ask_topics(self) -> None:
         """Create missing topics at the first check, as handlers and agents do; later, compare them with the contract."""
-        if self._topics is None or self._watch is None:
+        if self._topics is None or self.watch is None:
             self._topics = await self._in_thread(partial(topics.ensure, self._settings))
             also = [self._settings.keys_topic] if has_personal_fields() else []
-            self._watch = topics.Watch(self._settings, self._topics, self._status, self._admin, also)
+            self.watch = topics.Watch(self._settings, self._topics, self._status, self._admin, also)
         else:
-            await self._in_thread(self._watch.check)
+            await self._in_thread(self.watch.check)
         await self._in_thread(partial(self._ask_commands, self._topics[0]))
         self._is_well("topics")
         self._compare_at = time.monotonic() + COMPARE_S

@@ -46,8 +46,8 @@ def topics(
         ensure_policies(settings)
         if has_public():
             ensure_public(settings, events)
-    if has_personal_fields():
-        ensure_keys(settings, create=create)
+        if has_personal_fields():
+            ensure_keys(settings)
     names = {settings.commands_topic: None, settings.events_topic: None} | dict.fromkeys(
         existing(settings, Admin(settings))
     )

@@ -86,7 +86,7 @@ class Admin:
     def ask(self, question: Callable[[AdminClient, float], T], right: str = "") -> T:
         """The result of `question`, which gets the client and a time-out in seconds; `right` is what it takes, in words.
 
-        Raises KafkaUnavailable, KafkaRefused, KafkaException.
+        Raises KafkaUnavailable, KafkaRefused, TopicMissing, KafkaException.
         """
         began = time.monotonic()
         within_s = TRY_S
@@ -104,6 +104,11 @@ class Admin:
                     if not is_unknown:
                         self._client = self._new()
                     if time.monotonic() - began > (SETTLE_S if is_unknown else self._timeout_s):
+                        if is_unknown:
+                            raise TopicMissing(
+                                f"There is no {right.rpartition(' of ')[2] or 'such topic'}.",
+                                "Run `samefold topics --create`, or correct the topic's name.",
+                            ) from error
                         raise
                 within_s *= 2
                 time.sleep(0.05)
@@ -136,25 +141,20 @@ def ensure(settings: Settings) -> tuple[Topic, Topic]:
 
 def ensure_policies(settings: Settings, admin: Admin | None = None) -> Topic:
     """Create the topic of policies if it is missing, check and return it. Raises TopicUnfit, TopicMissing, KafkaUnavailable."""
-    [topic] = _ensure(settings, admin or Admin(settings), [settings.policies_topic], 1)
-    return _in_order(topic, "SAMEFOLD_POLICIES_TOPIC")
+    return _ordered(settings, admin, settings.policies_topic, "SAMEFOLD_POLICIES_TOPIC")
 
 
-def ensure_keys(settings: Settings, admin: Admin | None = None, *, create: bool = True) -> Topic:
+def ensure_keys(settings: Settings, admin: Admin | None = None) -> Topic:
     """Create the topic of keys if it is missing, check and return it. Raises TopicUnfit, TopicMissing, KafkaUnavailable.
 
     Compaction removes a key that was destroyed from the disks within a day, and nothing else.
     """
-    admin, name = admin or Admin(settings), settings.keys_topic
-    if create:
-        _create(settings, admin, [name], 1)
-    topic = describe(settings, name, admin=admin)
-    check(settings, [name], admin=admin)
-    return _in_order(topic, "SAMEFOLD_KEYS_TOPIC")
+    return _ordered(settings, admin, settings.keys_topic, "SAMEFOLD_KEYS_TOPIC")
 
 
-def _in_order(topic: Topic, setting: str) -> Topic:
+def _ordered(settings: Settings, admin: Admin | None, name: str, setting: str) -> Topic:
     """The topic, which this setting names. Raises TopicUnfit unless all its records are in one order."""
+    [topic] = _ensure(settings, admin or Admin(settings), [name], 1)
     if topic.partitions != 1:
         raise TopicUnfit(
             f"'{topic.name}' has {topic.partitions} partitions; the order of its records counts, so it needs exactly one.",
@@ -172,12 +172,9 @@ def _ensure(settings: Settings, admin: Admin, names: Sequence[str], partitions: 
 
 def _create(settings: Settings, admin: Admin, names: Sequence[str], partitions: int) -> list[Topic]:
     """Create the missing topics of these, and return all."""
-    # without those that this user may not describe
-    existing = admin.ask(lambda client, within_s: client.list_topics(timeout=within_s).topics)
     missing = [
         NewTopic(name, partitions, settings.replication_factor, config=_log(settings) | _promised(settings, name))
-        for name in names
-        if name not in existing
+        for name in {*names} - {*existing(settings, admin)}
     ]
     if missing:
         admin.ask(lambda client, within_s: _make(settings, client, missing, within_s))
@@ -221,21 +218,8 @@ def _make(settings: Settings, client: AdminClient, missing: list[NewTopic], with
 
 def describe(settings: Settings, name: str, *, admin: Admin | None = None) -> Topic:
     """A topic's id, partitions and offsets. Raises TopicMissing, KafkaUnavailable."""
-    try:
-        return (admin or Admin(settings)).ask(
-            lambda client, within_s: _describe(client, name, within_s), f"Describe of topic '{name}'"
-        )
-    except KafkaException as error:
-        raise _missing(error, [name]) from error
-
-
-def _missing(error: KafkaException, names: Iterable[str]) -> Exception:
-    """TopicMissing where the broker does not know one of these topics, else the error itself."""
-    if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-        return error
-    return TopicMissing(
-        f"Topic {' or '.join(map(repr, names))} does not exist.",
-        "Run `samefold topics --create`, or correct the topic's name.",
+    return (admin or Admin(settings)).ask(
+        lambda client, within_s: _describe(client, name, within_s), f"Describe of topic '{name}'"
     )
 
 
@@ -330,8 +314,9 @@ def existing(settings: Settings, admin: Admin) -> list[str]:
     """The service's topics that exist and that this user may describe."""
     found = admin.ask(lambda client, within_s: client.list_topics(timeout=within_s).topics)
     log = settings.commands_topic, settings.events_topic
-    names = *log, settings.policies_topic, settings.public_topic, settings.keys_topic
-    return [name for name in names if name in found]
+    return [
+        name for name in (*log, settings.policies_topic, settings.public_topic, settings.keys_topic) if name in found
+    ]
 
 
 class Watch:
@@ -365,16 +350,13 @@ class Watch:
 
 def _configs(admin: Admin, names: Iterable[str]) -> dict[str, dict[str, str]]:
     resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
-    try:
-        return admin.ask(
-            lambda client, within_s: {
-                resource.name: {key: entry.value for key, entry in future.result(within_s).items()}
-                for resource, future in client.describe_configs(resources, request_timeout=within_s).items()
-            },
-            f"DescribeConfigs of topics {', '.join(names)}",
-        )
-    except KafkaException as error:
-        raise _missing(error, names) from error
+    return admin.ask(
+        lambda client, within_s: {
+            resource.name: {key: entry.value for key, entry in future.result(within_s).items()}
+            for resource, future in client.describe_configs(resources, request_timeout=within_s).items()
+        },
+        f"DescribeConfigs of topics {', '.join(names)}",
+    )
 
 
 def _promised(settings: Settings, name: str) -> dict[str, str]:

@@ -55,13 +55,12 @@ def code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(declared, "discover", lambda: {"forward": FORWARD})
 
 
-def lose(stack: Stack, settings: Settings, template: str) -> None:
-    """A new database takes the place of the old one."""
+def lose(stack: Stack, settings: Settings, template: str = "template0") -> None:
+    """A copy of the template takes the place of the database."""
     name = scalar(settings, "select current_database()")
     with psycopg.connect(stack.postgres.url(), autocommit=True) as db:
         db.execute(f'drop database "{name}" with (force)'.encode())
         db.execute(f'create database "{name}" template "{template}"'.encode())
-    set_up(settings)
 
 
 def commands(settings: Settings) -> int:
@@ -101,6 +100,7 @@ def test_in_a_new_database_a_policy_waits_for_a_decision_and_then_its_processes_
         send(settings, deposit("1", "d2", 5))
         until(lambda: balance(settings, "1") == 5, "an event comes that it never reads in that database")
     lose(stack, settings, migrated)
+    set_up(settings)
     before = commands(settings)
     with agent(settings), running(settings, FORWARD):
         until(lambda: "Policy 'forward' is held" in caplog.text, "it says so")
@@ -132,6 +132,7 @@ def test_a_held_policy_is_told_wherever_one_looks(
     with running(world, FORWARD):
         pass
     lose(stack, world, migrated)
+    set_up(world)
     exporter, gauge = Exporter(world, "exporter"), 'samefold_view_stopped{view="policy_forward"} '
     exporter._query()
     with running(world, FORWARD):

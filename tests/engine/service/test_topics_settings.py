@@ -18,8 +18,8 @@ from infra.settings import Settings
 from infra.testing.fixtures import Samefold
 from infra.testing.waiting import until
 from policies.engine.process import Policies
-from policies.engine.publisher import Publisher
 from policies.engine.public_schema import publication
+from policies.engine.publisher import Publisher
 from tests.engine.api.api import agent, in_a_loop, served
 from tests.engine.policies.test_policies import FORWARD
 from tests.engine.spine import handler, set_up
