@@ -81,8 +81,9 @@ def resume(
     from projections.engine.fold.as_of import parse_as_of
 
     now = datetime.now(UTC)
-    moment = {"now": now, "beginning": activations.EVER}.get(posts_from) or parse_as_of(posts_from, now)
-    if isinstance(moment, dict):
+    words: dict[str, datetime | str] = {"now": now, "beginning": activations.EVER}
+    moment = words.get(posts_from) or parse_as_of(posts_from, now)
+    if not isinstance(moment, datetime | str):
         raise typer.BadParameter("it is a time, not positions", param_hint="'--posts-from'")
     found, by = activations.resume(Settings(), name, moment)
     result = {"policies": found, "posts_from": f"{moment}", "by": by}

@@ -69,8 +69,8 @@ def test_a_running_process_tells_settings_that_lose_history(
     topics.ensure_keys(world)
     set_up(world)
     with ExitStack() as processes:
-        for one in (handler(world, "h1"), agent(world, "a1"), publishing(world)):
-            processes.enter_context(one)
+        for process in (handler(world, "h1"), agent(world, "a1"), publishing(world)):
+            processes.enter_context(process)
         processes.enter_context(in_a_loop(lambda: Policies(world, [FORWARD], "forward"), "forward"))
         api = processes.enter_context(served(world, "api1"))
         for topic, setting, bad, right, who in [
