@@ -172,9 +172,11 @@ def _ensure(settings: Settings, admin: Admin, names: Sequence[str], partitions: 
 
 def _create(settings: Settings, admin: Admin, names: Sequence[str], partitions: int) -> list[Topic]:
     """Create the missing topics of these, and return all."""
+    there = existing(settings, admin)
     missing = [
         NewTopic(name, partitions, settings.replication_factor, config=_log(settings) | _promised(settings, name))
-        for name in {*names} - {*existing(settings, admin)}
+        for name in names
+        if name not in there
     ]
     if missing:
         admin.ask(lambda client, within_s: _make(settings, client, missing, within_s))
