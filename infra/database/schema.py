@@ -220,6 +220,12 @@ activations = sa.Table(
     sa.Column("positions", JSONB, nullable=False, comment="{partition: [next_offset, epoch, seq, command_offset]}"),
     sa.Column("log_offset", sa.BigInteger, comment="of its record in the topic of policies; null before it is there"),
     _now(),
+    sa.Column(
+        "posts_from",
+        sa.DateTime(timezone=True),
+        server_default=sa.text("'-infinity'"),
+        comment="posts are made of events since then; null: held, as the database is new",
+    ),
     comment="Which version of a policy reacts to which events: a copy of the topic of policies",
 )
 

@@ -56,6 +56,10 @@ def _gauge(name: str, text: str, *labels: str) -> Gauge:
     return Gauge(name, text, labels, namespace="samefold", registry=REGISTRY)
 
 
+# ── whoever has the topic ──
+
+TOPIC_UNFIT = _gauge("topic_unfit", "1 where a topic has a setting with which it may lose history.", "topic")
+
 # ── the API ──
 
 HTTP_REQUESTS = _seconds(

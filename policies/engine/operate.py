@@ -15,7 +15,7 @@ from infra.database.connect import Connection, connect, naming
 from infra.errors import SamefoldError
 from infra.log import topics
 from infra.settings import Settings
-from policies.engine.activations import REMOVED, Activation, activations_of, version_at
+from policies.engine.activations import REMOVED, Activation, activations_of, held_policies, version_at
 from policies.engine.outbox import CHANNEL, INVALID
 from policies.engine.policy import Policy, agent_of
 from projections.engine.live.lag import OUTBOX
@@ -47,7 +47,7 @@ class PolicyNow:
     since: datetime | None
     """When the newest activation was recorded."""
     state: str
-    """live, switching, new, removed, other-version, old-events or no-code."""
+    """live, switching, new, new-database, removed, other-version, old-events or no-code."""
     needs: tuple[int, ...]
     """The versions to which events belong that have not been read."""
     open: int
@@ -107,6 +107,7 @@ def policies_now(settings: Settings, policies: Mapping[str, Policy]) -> list[Pol
         parked: dict[str, int] = dict(connection.execute("select view, count(*) from parked group by view").fetchall())
         names = sorted({*policies, *since})
         known = {name: activations_of(connection, name) for name in names}
+        held = held_policies(connection)
         positions = {name: read_positions(connection, agent_of(name), settings.events_topic) for name in names}
     topic = topics.describe(settings, settings.events_topic)
     found = []
@@ -118,7 +119,7 @@ def policies_now(settings: Settings, policies: Mapping[str, Policy]) -> list[Pol
         if code is None and live == REMOVED and not wishes and not dead:
             continue
         lag = lag_of(settings, at.readings, topic) if at and live else AgentLag(0, 0.0)
-        state = _state(known[name], code, needs)
+        state = "new-database" if name in held else _state(known[name], code, needs)
         version = code.version if code else None
         here = parked.get(agent_of(name), 0)
         found.append(PolicyNow(name, version, live or None, since.get(name), state, needs, wishes, dead, here, lag))

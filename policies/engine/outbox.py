@@ -319,9 +319,13 @@ def _listed(columns: Iterable[str], form: str = "{0}") -> str:
     return ", ".join(form.format(column) for column in columns)
 
 
+_POSTED = """
+(kind = 'post' and wished_at < (select posts_from from activations a where a.policy = u.policy and number = 1)) is not true"""
+"""No post of an event before the moment that an operator named in a new database: it was made in the old one."""
+
 _UPSERT = f"""
 insert into outbox as t ({_listed(_COLUMNS)})
-select {_listed(_COLUMNS)} from unnest({_listed(_COLUMNS, "%s")}) u ({_listed(_COLUMNS)})
+select {_listed(_COLUMNS)} from unnest({_listed(_COLUMNS, "%s")}) u ({_listed(_COLUMNS)}) where {_POSTED}
     on conflict (id) do update set {_listed(_COLUMNS[1:], "{0} = coalesce(t.{0}, excluded.{0})")}
 """.encode()  # noqa: S608  # sorted by id, so that transactions can't deadlock on them
 

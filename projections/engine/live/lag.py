@@ -75,10 +75,12 @@ class Lags:
 
 
 VIEWS = f"""
-select l.view, count(p.stream) as streams, null as stopped from {LIVE} l left join parked p using (table_name) group by l.view
+select l.view, count(p.stream) as streams,
+       (select 'new-database' from activations where number = 1 and posts_from is null and 'policy_' || policy = l.view) as stopped
+  from {LIVE} l left join parked p using (table_name) group by l.view
 union all select view, 0, code from {STOPPED} s
 """  # noqa: S608
-"""How many streams a live view, or a policy, leaves out; and the code of the reason why a view is stopped."""
+"""How many streams a live view, or a policy, leaves out; and the code of the reason why it is stopped."""
 OUTBOX = """
 select policy, count(o.kind) filter (where dead is null) as open, count(dead) as dead,
        coalesce(extract(epoch from now() - min(greatest(due, wished_at)) filter (
