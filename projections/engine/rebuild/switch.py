@@ -32,7 +32,7 @@ from projections.engine.store.positions import (
     set_generation,
     write_build_positions,
 )
-from projections.engine.views.sql_views import is_in_sql_view, replace_sql_view
+from projections.engine.views.sql_views import WAIT_S, is_in_sql_view, replace_sql_view
 from projections.engine.views.view import CORE, View
 
 LOCK_TIMEOUT_MS = 200
@@ -138,14 +138,16 @@ def switch(
     *,
     progress: Progress | None = None,
     give_up_s: float = GIVE_UP_S,
+    wait_s: float = WAIT_S,
 ) -> Switched:
     """Catch the builds up and make them live; `views` are all of this code's. The builds are `ready` or `old`.
 
-    `connection` is in autocommit mode and has claimed the views. Raises SetDiffers, SwitchTimedOut, BuildAbandoned,
-    MovedElsewhere, Ahead and what folding raises.
+    `connection` is in autocommit mode and has claimed the views. `wait_s` is for sessions that lock a SQL view.
+
+    Raises SetDiffers, SwitchTimedOut, BuildAbandoned, MovedElsewhere, Ahead, ViewInUse and what folding raises.
     """
     prepare(connection)
-    return _Switch(settings, connection, builds, views, progress or Silent()).run(give_up_s)
+    return _Switch(settings, connection, builds, views, progress or Silent()).run(give_up_s, wait_s)
 
 
 class _Switch:
@@ -170,13 +172,13 @@ class _Switch:
         self.tails: dict[str, Tail] = {}
         self.commits = 0
 
-    def run(self, give_up_s: float) -> Switched:
+    def run(self, give_up_s: float, wait_s: float) -> Switched:
         began = time.monotonic()
         few, tries, too_much, waited = FEW_RECORDS, 0, 0, 0.0
         try:
             for build in self.builds:
                 if not is_in_sql_view(self.connection, build.view, build.table):
-                    replace_sql_view(self.connection, build.view)
+                    replace_sql_view(self.connection, build.view, wait_s=wait_s)
             # catching up holds no lock that agents or readers need, and a batch takes as long as the views' code
             self.connection.execute(f"set idle_in_transaction_session_timeout = {patient_ms(self.settings)}")
             while True:

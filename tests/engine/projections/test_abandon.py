@@ -43,7 +43,8 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_says_who_builds_ends_him_and_takes_his_place(bank: Bookkeeper) -> None:
     world = bank.world
-    who = rf"by another process: samefold rebuild, pid {os.getpid()} on \S+, since \d{{4}}-.*, session \d+\."
+    name = rf"samefold rebuild, pid {os.getpid()} on \S+"
+    who = rf"by another process: session \d+ \({name}, user samefold, idle since \d{{4}}-.* UTC\)\."
     with connect(world, session_name("rebuild")) as other, connect(world, "another view") as unconcerned:
         begin(other, [all_views()["balances"]], world.events_topic, {}, "core")
         claim(unconcerned, "statement")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,14 +10,22 @@ import pytest
 from infra.database.connect import connect
 from infra.database.migrate import check
 from infra.settings import Settings
+from infra.testing.fixtures import Samefold
 from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.rebuild.rebuild import go_to, rebuild
-from projections.engine.views import sql_views as people
 from projections.engine.views.core_views import all_views
 from projections.engine.views.sql_views import ViewInUse, replace_sql_view
 from projections.engine.views.view import View
 from tests.engine.bookkeeper import Bookkeeper
-from tests.engine.projections.bankviews import ACCOUNTS, BALANCES_2, make_tables, view, with_views
+from tests.engine.projections.bankviews import (
+    ACCOUNTS,
+    BALANCES_2,
+    build_states,
+    live_table,
+    make_tables,
+    view,
+    with_views,
+)
 from tests.engine.spine import scalar
 
 WAITS = "select count(*) from pg_locks where not granted and relation = 'balances'::regclass"
@@ -117,14 +126,30 @@ def test_a_long_query_delays_it_and_others_do_not_queue_up_behind(bank: Bookkeep
         replaced.result(DEADLINE_S)
 
 
-@pytest.mark.slow
-def test_it_gives_up_by_name(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(people, "GIVE_UP_S", 0.3)
-    with connect(bank.world, "long query") as reader, connect(bank.world, "test") as db:
+def test_a_forgotten_transaction_is_named_and_the_finished_table_kept(bank: Bookkeeper, samefold: Samefold) -> None:
+    world = bank.world
+    with connect(world, "somebody's tool") as reader, connect(world, "later") as later:
         reader.execute("begin")
         reader.execute("select count(*) from balances")
-        with pytest.raises(ViewInUse, match="balances"):
-            replace_sql_view(db, "balances")
+        who = rf"session {reader.info.backend_pid} \(somebody's tool, user samefold, idle in transaction since \d{{4}}-.* UTC\)\."
+        for command, ready in (
+            ("rebuild", "balances_v2_r2"),
+            ("rebuild", "balances_v2_r3"),
+            ("switch", "balances_v2_r3"),
+        ):
+            done = samefold(command, "balances", "--wait", "0.2", settings=world)
+            assert done.returncode == 1
+            assert re.search(f"view-in-use: The SQL view 'balances' was locked for 0 s by {who}", done.stderr), (
+                done.stderr
+            )
+            assert "`samefold switch balances` does the rest" in done.stderr
+            assert build_states(world, "balances")[ready] == "ready"
+            assert live_table(world, "balances") == "balances_v2", "readers see what they saw"
+        with ThreadPoolExecutor(1) as pool:
+            switched = pool.submit(samefold, "switch", "balances", "--wait", f"{DEADLINE_S}", settings=world)
+            until(lambda: later.execute(WAITS).fetchone() == (1,), "it waits for the lock")
+            reader.execute("rollback")
+            assert "balances is live in balances_v2_r3" in switched.result(DEADLINE_S).stdout
 
 
 @pytest.mark.slow
