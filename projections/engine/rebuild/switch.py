@@ -7,6 +7,7 @@ Going back is the same, run from the older version's code. So is removing a view
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from psycopg import errors
 
 from infra.database.connect import Connection, longest_transaction_ms, patient_ms
+from infra.database.roles import RIGHTS
 from infra.errors import SamefoldError
 from infra.log.clients import KafkaUnavailable
 from infra.log.rule import Reading
@@ -34,6 +36,8 @@ from projections.engine.store.positions import (
 )
 from projections.engine.views.sql_views import WAIT_S, is_in_sql_view, replace_sql_view
 from projections.engine.views.view import CORE, View
+
+log = logging.getLogger(__name__)
 
 LOCK_TIMEOUT_MS = 200
 FEW_RECORDS = 200
@@ -100,6 +104,27 @@ def pointers(connection: Connection) -> dict[str, Pointer]:
     """What is live, and of a stopped view what was: a switch of others leaves it alone."""
     found = connection.execute(f"select view, agent, version, table_name from {POINTERS} p order by view")  # noqa: S608
     return {view: Pointer(view, agent, version, table) for view, agent, version, table in found}
+
+
+def hand_made(connection: Connection, tables: Iterable[str]) -> list[str]:
+    """What was added to these tables by hand: indexes, constraints, triggers, rights and the like. Other tables lack it."""
+    found = connection.execute(_HAND_MADE, {"tables": list(tables), "known": f"_({'|'.join(RIGHTS)})$"})
+    return [what for (what,) in found]
+
+
+_HAND_MADE = """
+with one as (select name, to_regclass(quote_ident(name)) as id from unnest(%(tables)s::text[]) name)
+select pg_describe_object(classid, objid, 0) || ' (' || name || ')'
+  from one join pg_depend d on refclassid = 'pg_class'::regclass and refobjid = one.id and deptype = 'a'
+  left join pg_constraint c on classid = 'pg_constraint'::regclass and c.oid = objid
+ where classid <> 'pg_attrdef'::regclass and coalesce(contype not in ('p', 'n'), true)
+ union
+select 'rights of ' || rolname || ' (' || name || ')'
+  from one join pg_class t on t.oid = one.id, aclexplode(relacl) join pg_roles r on r.oid = grantee
+ where grantee <> relowner and rolname !~ %(known)s
+ order by 1
+"""
+"""Primary keys, what is not null, and the rights of the roles in RIGHTS are Samefold's."""
 
 
 def plan_move(live: Mapping[str, Pointer], incoming: Iterable[str], views: Mapping[str, View]) -> Move:
@@ -179,6 +204,9 @@ class _Switch:
             for build in self.builds:
                 if not is_in_sql_view(self.connection, build.view, build.table):
                     replace_sql_view(self.connection, build.view, wait_s=wait_s)
+            outgoing = {pointer.table for pointer in self.move.outgoing} - {build.table for build in self.builds}
+            if left := hand_made(self.connection, outgoing):
+                log.warning("made by hand, and not on the tables that go live now: %s", ", ".join(left))
             # catching up holds no lock that agents or readers need, and a batch takes as long as the views' code
             self.connection.execute(f"set idle_in_transaction_session_timeout = {patient_ms(self.settings)}")
             while True:

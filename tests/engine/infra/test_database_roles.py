@@ -12,9 +12,8 @@ from pathlib import Path
 import psycopg
 import pytest
 from psycopg import errors, sql
-from psycopg_pool import ConnectionPool
 
-from infra.database.connect import DatabaseRefused, connect, parameters
+from infra.database.connect import DatabaseRefused, connect
 from infra.database.migrate import upgrade
 from infra.dev.stack import Stack
 from infra.log import topics
@@ -220,19 +219,17 @@ def test_others_do_not_get_in(shared: RoleWorld) -> None:
 
 @pytest.mark.parametrize("role", ["migrator", "operator"])
 def test_operators_are_the_owner_from_login_on(shared: RoleWorld, role: str) -> None:
-    """With the options that sessions begin with, in pools, and after a pooler has reset the session."""
+    """With all that sessions begin with, and after a pooler has reset the session."""
     owner = shared.role("owner")
-    session = parameters(shared.of(role), "test", short_transactions=True, by_key=True)
-    with ConnectionPool(session.pop("conninfo"), kwargs=session, min_size=1, max_size=1) as pool:
+    with connect(shared.of(role), "test", short_transactions=True, by_key=True) as db:
         for reset in ("", "discard all", "reset all", "reset role"):
-            with pool.connection() as db:
-                if reset:
-                    db.execute(reset.encode())
-                assert db.execute("select current_user, session_user").fetchone() == (owner, shared.role(role))
-                with db.transaction(force_rollback=True):
-                    db.execute("create table made (a int)")
-                    [made] = db.execute("select tableowner from pg_tables where tablename = 'made'")
-                    assert made == (owner,)
+            if reset:
+                db.execute(reset.encode())
+            assert db.execute("select current_user, session_user").fetchone() == (owner, shared.role(role))
+            with db.transaction(force_rollback=True):
+                db.execute("create table made (a int)")
+                [made] = db.execute("select tableowner from pg_tables where tablename = 'made'")
+                assert made == (owner,)
 
 
 # ── what comes later has the same owner and rights ──
