@@ -68,20 +68,17 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except Exception as error:
-        if sys.argv[1:2] == ["run"]:  # where logs are collected, nobody keeps files
+        if sys.argv[1:2] == ["run"]:  # its output is a log
             raise
-        print_error(_kept(error))
+        # only this user may read it, and its name is the error's id
+        with NamedTemporaryFile(
+            "w", prefix="samefold-", suffix=".txt", errors="backslashreplace", delete=False
+        ) as file:
+            traceback.print_exception(error, file=file)
+        print_error(
+            UnexpectedError(in_words(error), f"Samefold or this service has a defect: its traceback is in {file.name}.")
+        )
         sys.exit(UnexpectedError.exit_code)
-
-
-def _kept(error: Exception) -> UnexpectedError:
-    """The error in words, once its traceback is in a file that only this user reads, and whose name is its id."""
-    with NamedTemporaryFile("w", prefix="samefold-", suffix=".txt", errors="backslashreplace", delete=False) as file:
-        traceback.print_exception(error, file=file)
-    return UnexpectedError(
-        f"{in_words(error)} ({Path(file.name).stem})",
-        f"This is a defect, of Samefold or of the service's own code. Its traceback is in {file.name}.",
-    )
 
 
 def print_error(error: SamefoldError) -> None:

@@ -109,17 +109,16 @@ def connect(
             [(backend, _)] = connection.execute(BEGIN, begin)
             if backend != connection.info.backend_pid:
                 require_own_backend(settings.database)
+            if (encoding := connection.info.parameter_status("server_encoding")) not in ("UTF8", None):
+                raise DatabaseRefused(
+                    f"The database holds texts in {encoding}, which lacks characters that events have.",
+                    "Make one with `create database … encoding 'UTF8' template template0`.",
+                )
         except BaseException:
             connection.close()
             raise
     except psycopg.Error as error:
         raise named(error, settings) from error
-    if (encoding := connection.info.parameter_status("server_encoding")) not in ("UTF8", None):
-        connection.close()
-        raise DatabaseRefused(
-            f"The database holds texts in {encoding}, which lacks characters that events have.",
-            "Make one with `create database … encoding 'UTF8' template template0`.",
-        )
     return connection
 
 
@@ -296,7 +295,7 @@ def as_login(connection: Connection) -> Iterator[None]:
         yield
 
 
-def sessions_in_words(connection: Connection, pids: Sequence[int]) -> str:
+def who(connection: Connection, pids: Sequence[int]) -> str:
     """Who has these sessions, and since when. PostgreSQL tells state and time only to who may see them: pg_read_all_stats."""
     with as_login(connection):
         found = connection.execute(

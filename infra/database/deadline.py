@@ -17,9 +17,6 @@ from infra.errors import SamefoldError
 
 Connection = psycopg.AsyncConnection[Any]
 
-BEGIN_S = 10.0
-"""The deadline for a session's first statement."""
-
 
 @contextmanager
 def ended_after(connection: Connection, seconds: float) -> Iterator[None]:
@@ -48,7 +45,7 @@ class Session(psycopg.AsyncConnection[Any]):
         """Raises psycopg.Error, TransactionPooling."""
         connection = await super().connect(conninfo, **options)
         try:
-            with ended_after(connection, BEGIN_S):
+            with ended_after(connection, 10.0):
                 [(backend, _)] = await (await connection.execute(BEGIN, begin)).fetchall()
             if backend != connection.info.backend_pid:
                 await asyncio.to_thread(require_own_backend, conninfo)

@@ -16,15 +16,7 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 
-from infra.database.connect import (
-    Connection,
-    DatabaseUnavailable,
-    TransactionTimedOut,
-    as_login,
-    connect,
-    naming,
-    sessions_in_words,
-)
+from infra.database.connect import Connection, DatabaseUnavailable, TransactionTimedOut, as_login, connect, naming, who
 from infra.errors import SamefoldError
 from infra.settings import Settings
 
@@ -188,4 +180,4 @@ _HOLDER = """
 def by_whom(connection: Connection, view: str) -> str:
     """The other session that has claimed a view, as the end of a sentence; "" when there is none."""
     found = connection.execute(f"select a.pid {_HOLDER}", (_lock(view),)).fetchall()
-    return f": {sessions_in_words(connection, [pid for (pid,) in found])}" if found else ""
+    return f": {who(connection, [pid for (pid,) in found])}" if found else ""

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from psycopg import errors
 
 from infra.database.connect import Connection, longest_transaction_ms, patient_ms
-from infra.database.roles import RIGHTS
 from infra.errors import SamefoldError
 from infra.log.clients import KafkaUnavailable
 from infra.log.rule import Reading
@@ -107,24 +106,16 @@ def pointers(connection: Connection) -> dict[str, Pointer]:
 
 
 def hand_made(connection: Connection, tables: Iterable[str]) -> list[str]:
-    """What was added to these tables by hand: indexes, constraints, triggers, rights and the like. Other tables lack it."""
-    found = connection.execute(_HAND_MADE, {"tables": list(tables), "known": f"_({'|'.join(RIGHTS)})$"})
+    """What was added to these tables by hand, such as indexes, constraints and triggers. Other tables of the views lack it."""
+    found = connection.execute(
+        "select distinct pg_describe_object(classid, objid, 0) from pg_depend d "
+        "left join pg_constraint c on classid = 'pg_constraint'::regclass and c.oid = objid "
+        "where refclassid = 'pg_class'::regclass and deptype = 'a' and classid <> 'pg_attrdef'::regclass "
+        "and refobjid in (select to_regclass(quote_ident(name)) from unnest(%s::text[]) name) "
+        "and coalesce(contype not in ('p', 'n'), true) order by 1",
+        (list(tables),),
+    )
     return [what for (what,) in found]
-
-
-_HAND_MADE = """
-with one as (select name, to_regclass(quote_ident(name)) as id from unnest(%(tables)s::text[]) name)
-select pg_describe_object(classid, objid, 0) || ' (' || name || ')'
-  from one join pg_depend d on refclassid = 'pg_class'::regclass and refobjid = one.id and deptype = 'a'
-  left join pg_constraint c on classid = 'pg_constraint'::regclass and c.oid = objid
- where classid <> 'pg_attrdef'::regclass and coalesce(contype not in ('p', 'n'), true)
- union
-select 'rights of ' || rolname || ' (' || name || ')'
-  from one join pg_class t on t.oid = one.id, aclexplode(relacl) join pg_roles r on r.oid = grantee
- where grantee <> relowner and rolname !~ %(known)s
- order by 1
-"""
-"""Primary keys, what is not null, and the rights of the roles in RIGHTS are Samefold's."""
 
 
 def plan_move(live: Mapping[str, Pointer], incoming: Iterable[str], views: Mapping[str, View]) -> Move:
@@ -206,7 +197,7 @@ class _Switch:
                     replace_sql_view(self.connection, build.view, wait_s=wait_s)
             outgoing = {pointer.table for pointer in self.move.outgoing} - {build.table for build in self.builds}
             if left := hand_made(self.connection, outgoing):
-                log.warning("made by hand, and not on the tables that go live now: %s", ", ".join(left))
+                log.warning("made by hand, and left behind by this switch: %s", ", ".join(left))
             # catching up holds no lock that agents or readers need, and a batch takes as long as the views' code
             self.connection.execute(f"set idle_in_transaction_session_timeout = {patient_ms(self.settings)}")
             while True:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from psycopg import errors, sql
 
-from infra.database.connect import Connection, sessions_in_words
+from infra.database.connect import Connection, who
 from infra.database.roles import settle
 from infra.errors import SamefoldError
 from projections.engine.views.columns import PARTITION
@@ -35,12 +35,7 @@ class _Column(NamedTuple):
 
 
 def replace_sql_view(
-    connection: Connection,
-    view: str,
-    *,
-    without: str | None = None,
-    first: str | None = None,
-    wait_s: float = WAIT_S,
+    connection: Connection, view: str, *, without: str | None = None, first: str | None = None, wait_s: float = WAIT_S
 ) -> None:
     """Make the SQL view over all tables of `view` that are ready, live or old, but `without` a table that will be dropped.
 
@@ -94,7 +89,7 @@ def _lockers(connection: Connection, view: str) -> str:
         "select pid from pg_locks where relation = to_regclass(quote_ident(%s)) and granted and pid is not null",
         (view,),
     ).fetchall()
-    return sessions_in_words(connection, [pid for (pid,) in found]) or "short queries"
+    return who(connection, [pid for (pid,) in found]) or "short queries"
 
 
 def is_in_sql_view(connection: Connection, view: str, table: str) -> bool:

@@ -23,11 +23,11 @@ from infra.testing.fixtures import ROOT, Samefold
 from projections.engine.live.startup import Contract, ensure_started
 from projections.engine.rebuild.build_locks import builder, claim, end_builders
 from projections.engine.rebuild.dropping import drop_tables, droppable
-from projections.engine.rebuild.rebuild import rebuild, resume
+from projections.engine.rebuild.rebuild import go_to, rebuild, resume
 from projections.engine.store.command_types import make_types_live
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import agent_views
-from projections.engine.views.sql_views import replace_sql_view
+from projections.engine.views.sql_views import ViewInUse, replace_sql_view
 from tests.engine.bookkeeper import Bookkeeper, fold_all
 from tests.engine.infra.role_worlds import RoleWorld, role_world
 from tests.engine.projections.bankviews import live_table, stop_as_older_code_would
@@ -286,6 +286,20 @@ def test_what_rebuilds_make_has_the_owner_and_the_rights_of_its_name(
     [table] = re.findall(r"balances_v2_asof_\d+", done.stdout)[:1]
     assert may(place, "reader", f"select * from {table}", unlocked=False)
     assert not may(place, "api", f"select * from {table}")
+
+
+def test_an_operator_sees_who_locks_a_sql_view_and_since_when_if_he_may(place: RoleWorld) -> None:
+    """PostgreSQL hides what other roles' sessions do, unless the login role has been granted to see it."""
+    set_up(place.admin)
+    with place.connected("reader") as reader, place.connected() as admin:
+        reader.execute("begin")
+        reader.execute("select count(*) from balances")
+        who = f"session {reader.info.backend_pid} (test, user {place.role('reader')}"
+        with pytest.raises(ViewInUse, match=re.escape(f"{who}).")):
+            rebuild(place.of("operator"), ["balances"], agent_views("core"), processes=1, wait_s=0)
+        admin.execute(sql.SQL("grant pg_read_all_stats to {}").format(sql.Identifier(place.role("operator"))))
+        with pytest.raises(ViewInUse, match=re.escape(f"{who}, idle in transaction since ")):
+            go_to(place.of("operator"), ["balances"], agent_views("core"), wait_s=0)
 
 
 def test_a_first_start_is_an_agents_and_makes_nothing(place: RoleWorld, caplog: pytest.LogCaptureFixture) -> None:

@@ -62,8 +62,8 @@ def test_how_a_command_ends(
     [kept] = tmp_path.iterdir()
     assert capsys.readouterr() == (
         "",
-        f"unexpected-error: RuntimeError: a defect ({kept.stem})\n"
-        f"  → This is a defect, of Samefold or of the service's own code. Its traceback is in {kept}.\n",
+        "unexpected-error: RuntimeError: a defect\n"
+        f"  → Samefold or this service has a defect: its traceback is in {kept}.\n",
     )
     assert kept.stat().st_mode & 0o077 == 0, "only its owner reads it"
     assert kept.read_text().startswith("Traceback (most recent call last):\n")
