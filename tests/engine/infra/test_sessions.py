@@ -30,9 +30,9 @@ from infra.settings import Settings
 from infra.testing.fixtures import Samefold
 from infra.testing.waiting import DEADLINE_S, until
 from policies.engine.policy import discover
-from tests.engine.api.api import everything
+from tests.engine.api.api import everything, serving
 from tests.engine.policies.test_policies import running
-from tests.engine.spine import scalar
+from tests.engine.spine import scalar, set_up
 
 PORT = 6432
 
@@ -115,6 +115,13 @@ def test_other_pooling_is_refused_by_name(
 
         with pytest.raises(TransactionPooling):
             asyncio.run(open_one())
+
+
+def test_an_api_behind_one_is_not_ready_and_says_why(stack: Stack, world: Settings) -> None:
+    set_up(world)
+    with pooled(stack, world, "transaction") as settings, serving(settings) as api:
+        until(lambda: "transaction-pooling" in api.get("/health/ready").text, "it has asked the database")
+        assert api.get("/health/ready").status_code == 503
 
 
 COMMANDS = (
@@ -203,3 +210,12 @@ def begin_with(world: Settings, defaults: Mapping[str, str]) -> None:
 def test_defaults_of_the_database_change_nothing(empty_world: Settings, samefold: Samefold) -> None:
     begin_with(empty_world, DEFAULTS)
     the_service_works(empty_world, samefold)
+
+
+def test_a_database_that_is_read_only_stays_so(world: Settings, samefold: Samefold) -> None:
+    set_up(world)
+    begin_with(world, {"default_transaction_read_only": "on"})
+    assert samefold("views", settings=world).returncode == 0
+    done = samefold("rebuild", "balances", settings=world)
+    assert (done.returncode, done.stderr.split(":")[0]) == (1, "database-unavailable")
+    assert "read-only" in done.stderr
