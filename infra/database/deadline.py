@@ -41,7 +41,9 @@ class Session(psycopg.AsyncConnection[Any]):
     """A connection for event loops, made with `infra.database.connect.parameters`."""
 
     @classmethod
-    async def connect(cls, conninfo: str = "", *, begin: Mapping[str, list[str]], **options: Any) -> Any:
+    async def connect(  # type: ignore[override]
+        cls, conninfo: str = "", *, begin: Mapping[str, list[str]], **options: Any
+    ) -> Any:
         """Raises psycopg.Error, TransactionPooling."""
         connection = await super().connect(conninfo, **options)
         try:
