@@ -230,7 +230,7 @@ class StoreChecks:
                 away = error if isinstance(error, clients.KafkaUnavailable) else clients.away(self._settings, error)
                 self._is_wrong("kafka", away, "away")
         except SamefoldError as error:
-            self._is_wrong("topics", error)
+            self._is_wrong("topics" if subject == "kafka" else subject, error)
         else:
             self._is_well(subject)
             return found

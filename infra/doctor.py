@@ -5,6 +5,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -197,18 +198,25 @@ def _topics(settings: Settings) -> str:
 
 
 def _database(settings: Settings) -> str:
+    import psycopg
+
     from infra.database.connect import connect
+    from projections.engine.rebuild.switch import hand_made, pointers
 
     if settings.database_url is None:
         return _not_yet("DATABASE_URL")
+    by_hand = list[str]()
     with connect(settings, "doctor") as connection:
         [(version, user, is_superuser)] = connection.execute(
             "select current_setting('server_version_num')::int / 10000, current_user, rolsuper "
             "from pg_roles where rolname = current_user"
         )
+        with suppress(psycopg.Error):  # no migration has run, or this role may not see what is live
+            by_hand = hand_made(connection, [one.table for one in pointers(connection).values()])
+    left = f"; made by hand, and left behind by the next switch: {', '.join(by_hand)}" if by_hand else ""
     # as all are on the development stack
     too_much = f"; {user} is a superuser: `samefold db roles` makes a role for each process" if is_superuser else ""
-    return f"answers, version {version}{too_much}"
+    return f"answers, version {version}{too_much}{left}"
 
 
 def _archive(settings: Settings) -> str:
