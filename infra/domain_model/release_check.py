@@ -6,22 +6,24 @@ Each refusal has the lines to write. What is allowed comes with what a deploymen
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
-import msgspec
 from pydantic import ValidationError
 
 from domain.language import kebab
 from infra.domain_model import storable
-from infra.domain_model.contexts import Context, contexts, decode_event, read_released
+from infra.domain_model.contexts import Context, contexts, read_released
 from infra.domain_model.released import FOLDER, KINDS, Kind, golden_bodies, read
 from infra.domain_model.schemas import changes, schema_of
 from infra.domain_model.value_limits import plain_times
 from infra.domain_model.versions import UPCASTER_IMPORT, stored_name, stored_type, type_of, version_of
 from infra.errors import SamefoldError, in_words
+
+POLICY, PUBLIC = "policy_", "public"
+"""How the record calls policies, `policy_…`, and the publication, `policy_public`. No view may be called so."""
 
 
 class NotReleasable(SamefoldError):
@@ -29,7 +31,7 @@ class NotReleasable(SamefoldError):
 
 
 class Versioned(Protocol):
-    """What the record needs to know of a view, or of a context's states, which are a view too."""
+    """What the record needs to know of a view. A context's states, a policy and the publication are views too."""
 
     @property
     def name(self) -> str: ...
@@ -39,6 +41,10 @@ class Versioned(Protocol):
     def shape(self) -> str: ...
     @property
     def contexts(self) -> tuple[str, ...]: ...
+
+
+Results: TypeAlias = Callable[[Any, Context, Mapping[str, Any]], list[tuple[str, str]]]
+"""What a view makes of a record's events, one digit for each, with its stored type: `results.results`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +67,19 @@ class Report:
     new_commands: bool = False
     views: list[str] = field(default_factory=list)
     """Views and states to rebuild."""
+    policies: list[str] = field(default_factory=list)
+    """Policies whose version was raised."""
     gone: list[str] = field(default_factory=list)
     """Views that the code no longer has."""
 
     def refuse(self, refusal: Refusal) -> None:
-        """Once, though several bodies show the same."""
+        """Once, though several bodies or contexts show the same."""
         if refusal not in self.refused:
             self.refused.append(refusal)
+
+    def tell(self, news: str) -> None:
+        if news not in self.news:
+            self.news.append(news)
 
     @property
     def steps(self) -> list[str]:
@@ -86,10 +98,15 @@ class Report:
             found.append("policies, publisher and API of this release; stop the old processes")
         else:
             found.append("the processes of this release, in any order")
-        return found
+        return found + [f"samefold policies switch {name}" for name in self.policies]
 
 
-def check(views: Collection[Versioned], known: Mapping[str, Context] | None = None, folder: Path = FOLDER) -> Report:
+def check(
+    views: Collection[Versioned],
+    results: Results,
+    known: Mapping[str, Context] | None = None,
+    folder: Path = FOLDER,
+) -> Report:
     """Compare the code with the record. Raises UnreadableRelease, BadContext."""
     known = contexts() if known is None else known
     report = Report()
@@ -108,23 +125,28 @@ def check(views: Collection[Versioned], known: Mapping[str, Context] | None = No
                 hint = f"Restore the file: the log may hold them. {unless}"
                 report.refused.append(Refusal(f"domain/{name}.py", why, hint))
             continue
+        refused = len(report.refused)
         _check_context(context, record, report)
-        _check_views(name, [view for view in views if name in view.contexts], record["views"], report)
+        # bodies that can't be read, and are refused, have no results
+        made = results if len(report.refused) == refused else None
+        _check_views(context, [view for view in views if name in view.contexts], record, report, made)
         for gone in sorted(record["views"].keys() - {view.name for view in views} - set(report.gone)):
-            report.gone.append(gone)
-            report.news.append(f"view {gone} is gone")
+            if not gone.startswith(POLICY):
+                report.gone.append(gone)
+                report.news.append(f"view {gone} is gone")
     return report
 
 
 def release(
     views: Collection[Versioned],
+    results: Results,
     golden: Callable[[type], list[Any]],
     known: Mapping[str, Context] | None = None,
     folder: Path = FOLDER,
 ) -> list[Path]:
     """Write the record of this code; the files that changed. `golden` makes bodies of a class. Raises NotReleasable."""
     known = contexts() if known is None else known
-    if refused := check(views, known, folder).refused:
+    if refused := check(views, results, known, folder).refused:
         raise NotReleasable(
             f"This code does not keep to what was released: {', '.join(one.what for one in refused)}.",
             "`samefold events check` says why, and what to write.",
@@ -140,11 +162,12 @@ def release(
                     entry["schema"] = schema
                     known_bodies = [one["body"] for one in entry["golden"]]
                     entry["golden"] += [{"body": body} for body in golden(fact) if body not in known_bodies]
-        for stored, one in golden_bodies(record["events"]):
-            if "state" not in one or not _leads_to(context, stored, one):
-                one["state"] = _state_after(context, stored, one["body"])
-        mine = (view for view in views if name in view.contexts)
-        record["views"] = {view.name: {"version": view.version, "shape": view.shape} for view in mine}
+        for _, one in golden_bodies(record["events"]):
+            one.pop("state", None)  # which older releases wrote
+        record["views"] = {}
+        for view in (view for view in views if name in view.contexts):
+            made = "".join(digit for _, digit in results(view, context, record["events"]))
+            record["views"][view.name] = {"version": view.version, "shape": view.shape, "results": made}
         text = json.dumps(record, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
         file = folder / f"{name}.json"
         if not file.exists() or file.read_text(encoding="utf-8") != text:
@@ -176,13 +199,6 @@ def _check_context(context: Context, record: Mapping[str, Any], report: Report) 
             if name not in released:
                 _new_type(report, kind)
                 report.news.append(f"{kind[:-1]} {context.name}.{stored_type(fact)} is new")
-    states = record["views"].get(f"streams_{context.name}", {})
-    if context.state_version == states.get("version"):
-        for stored, one in golden_bodies(record["events"]):
-            if not any(stored_name(f) == stored.partition("/")[0] for f in context.events.values()):
-                continue
-            for refusal in _other_state(context, stored, one):
-                report.refuse(refusal)
 
 
 def _check_times(context: Context, record: Mapping[str, Any], report: Report) -> None:
@@ -267,56 +283,41 @@ def _changed(what: str, fact: type, kind: Kind, version: int, was: Any, now: Any
     )
 
 
-def _check_views(context: str, views: list[Versioned], record: Mapping[str, Any], report: Report) -> None:
+def _check_views(
+    context: Context, views: list[Versioned], record: Mapping[str, Any], report: Report, results: Results | None
+) -> None:
+    """`results` is None where they can't be compared."""
     for view in views:
-        was = record.get(view.name)
-        snapshot = view.name == f"streams_{context}"
-        where = f"STATE_VERSION in domain/{context}.py" if snapshot else f"VERSION in projections/{view.name}.py"
+        name, was, why = view.name.removeprefix(POLICY), record["views"].get(view.name), ""
+        is_policy, is_state = name != view.name, view.name == f"streams_{context.name}"
+        what = f"{'policy' if is_policy else 'view'} {name}"
         if was is None or view.version > was["version"]:
-            if view.name not in report.views:
+            new = "not in the record yet" if is_policy else "new"
+            report.tell(f"{what} is {new if was is None else f'at version {view.version}'}")
+            if not is_policy and view.name not in report.views:
                 report.views.append(view.name)
-                report.news.append(f"view {view.name} is {'new' if was is None else f'at version {view.version}'}")
-        elif (view.version, view.shape) != (was["version"], was["shape"]):
-            what = "State has other fields" if snapshot else "it has other columns"
-            why = what if view.version == was["version"] else f"version {was['version']} of it was released"
-            rebuild = f"`samefold db revision`, `samefold db upgrade`, `samefold rebuild {view.name}`"
-            hint = f"Raise {where} to {was['version'] + 1}; then {rebuild}."
-            report.refuse(Refusal(f"view {view.name}", (why,), hint))
-
-
-def _other_state(context: Context, stored: str, golden: Mapping[str, Any]) -> Iterator[Refusal]:
-    try:
-        if _leads_to(context, stored, golden):
-            return
-    except SamefoldError:
-        return  # it can't be read, which is refused already
-    view, version = f"streams_{context.name}", context.state_version + 1
-    yield Refusal(
-        f"{context.name}.{stored}",
-        ("`evolve` makes another state of a body of it than the release did",),
-        f"Raise STATE_VERSION in domain/{context.name}.py to {version}; then `samefold db revision`, `samefold db upgrade`, "
-        f"`samefold rebuild {view}`.",
-    )
-
-
-def _leads_to(context: Context, stored: str, golden: Mapping[str, Any]) -> bool:
-    """Whether the first event of a stream with this body makes the recorded state. Raises UnreadableEvent."""
-    states = []
-    for state in (golden.get("state"), _state_after(context, stored, golden["body"])):
-        try:
-            states.append(state and storable.comparable(storable.decoder(context.state)(storable.encode(state))))
-        except msgspec.DecodeError:
-            return False
-    return bool(states[0] == states[1])
-
-
-def _state_after(context: Context, stored: str, body: Any) -> Any:
-    """The state, as JSON has it; None where `evolve` fails. Raises UnreadableEvent."""
-    event = decode_event(context, stored, storable.encode(body))
-    try:
-        return msgspec.json.decode(storable.encode(context.fold(context.initial, event)))
-    except Exception:
-        return None
+            elif is_policy and was and name not in (*report.policies, PUBLIC):
+                report.policies.append(name)
+        elif view.version < was["version"]:
+            why = f"version {was['version']} of it was released"
+        elif view.shape != was["shape"]:
+            why = "State has other fields" if is_state else "it has other columns"
+        elif results:
+            made, recorded = results(view, context, record["events"]), was.get("results", "")
+            if len(made) != len(recorded):
+                report.tell("what states, views and policies make of events is not in the record yet")
+            else:
+                differs = [stored for (stored, digit), old in zip(made, recorded, strict=True) if digit != old]
+                why = f"it makes something else of {differs[0]} than the release did" if differs else ""
+        if why:
+            file = "domain/" + context.name if is_state else f"{'policies' if is_policy else 'projections'}/{name}"
+            then = (
+                f"; then `samefold policies switch {name}`"
+                if is_policy
+                else (f"; then `samefold db revision`, `samefold db upgrade`, `samefold rebuild {name}`")
+            )
+            hint = f"Raise {'STATE_' if is_state else ''}VERSION in {file}.py to {was['version'] + 1}"
+            report.refuse(Refusal(what, (why,), f"{hint}{'' if what == f'policy {PUBLIC}' else then}."))
 
 
 def _new_type(report: Report, kind: Kind) -> None:
