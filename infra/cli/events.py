@@ -28,14 +28,14 @@ def check(as_json: Json = False) -> None:
     """
     from infra.domain_model.contexts import untried
     from infra.domain_model.release_check import check
-    from infra.domain_model.results import released_views, results
+    from infra.domain_model.results import released_views
     from infra.processes.time_limit import calls_limited
     from infra.settings import Settings
     from infra.terminal import plain, show
 
     untried.set(True)
     with calls_limited(Settings().decide_limit_s):  # checks of commands run
-        report = check(released_views(), results)
+        report = check(released_views())
     steps = report.steps if report.news and not report.refused else []
     show(plain(report) | {"steps": steps}, lambda _: _text(report), as_json=as_json)
     if report.refused:
@@ -46,7 +46,7 @@ def release(as_json: Json = False) -> None:
     """Write the record of this code, domain/released/. Part of each release: commit it, then deploy."""
     from infra.domain_model.contexts import untried
     from infra.domain_model.release_check import release
-    from infra.domain_model.results import released_views, results
+    from infra.domain_model.results import released_views
     from infra.processes.time_limit import calls_limited
     from infra.settings import Settings
     from infra.terminal import show
@@ -54,7 +54,7 @@ def release(as_json: Json = False) -> None:
 
     untried.set(True)
     with calls_limited(Settings().decide_limit_s):
-        written = [f"domain/released/{file.name}" for file in release(released_views(), results, golden)]
+        written = [f"domain/released/{file.name}" for file in release(released_views(), golden)]
     show({"written": written}, _written, as_json=as_json)
 
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -17,34 +17,18 @@ from domain.language import kebab
 from infra.domain_model import storable
 from infra.domain_model.contexts import Context, contexts, read_released
 from infra.domain_model.released import FOLDER, KINDS, Kind, golden_bodies, read
+from infra.domain_model.results import POLICY, results
 from infra.domain_model.schemas import changes, schema_of
 from infra.domain_model.value_limits import plain_times
 from infra.domain_model.versions import UPCASTER_IMPORT, stored_name, stored_type, type_of, version_of
 from infra.errors import SamefoldError, in_words
-
-POLICY, PUBLIC = "policy_", "public"
-"""How the record calls policies, `policy_…`, and the publication, `policy_public`. No view may be called so."""
+from policies.engine.policy import PUBLIC
+from projections.engine.views.view import Kind as ViewKind
+from projections.engine.views.view import View
 
 
 class NotReleasable(SamefoldError):
     """The code does not keep to what was released."""
-
-
-class Versioned(Protocol):
-    """What the record needs to know of a view. A context's states, a policy and the publication are views too."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def version(self) -> int: ...
-    @property
-    def shape(self) -> str: ...
-    @property
-    def contexts(self) -> tuple[str, ...]: ...
-
-
-Results: TypeAlias = Callable[[Any, Context, Mapping[str, Any]], list[tuple[str, str]]]
-"""What a view makes of a record's events, one digit for each, with its stored type: `results.results`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +52,7 @@ class Report:
     views: list[str] = field(default_factory=list)
     """Views and states to rebuild."""
     policies: list[str] = field(default_factory=list)
-    """Policies whose version was raised."""
+    """Policies to switch."""
     gone: list[str] = field(default_factory=list)
     """Views that the code no longer has."""
 
@@ -98,15 +82,10 @@ class Report:
             found.append("policies, publisher and API of this release; stop the old processes")
         else:
             found.append("the processes of this release, in any order")
-        return found + [f"samefold policies switch {name}" for name in self.policies]
+        return found + [f"samefold policies switch {name.removeprefix(POLICY)}" for name in self.policies]
 
 
-def check(
-    views: Collection[Versioned],
-    results: Results,
-    known: Mapping[str, Context] | None = None,
-    folder: Path = FOLDER,
-) -> Report:
+def check(views: Collection[View], known: Mapping[str, Context] | None = None, folder: Path = FOLDER) -> Report:
     """Compare the code with the record. Raises UnreadableRelease, BadContext."""
     known = contexts() if known is None else known
     report = Report()
@@ -125,11 +104,10 @@ def check(
                 hint = f"Restore the file: the log may hold them. {unless}"
                 report.refused.append(Refusal(f"domain/{name}.py", why, hint))
             continue
-        refused = len(report.refused)
+        refused, mine = len(report.refused), [view for view in views if name in view.contexts]
         _check_context(context, record, report)
-        # bodies that can't be read, and are refused, have no results
-        made = results if len(report.refused) == refused else None
-        _check_views(context, [view for view in views if name in view.contexts], record, report, made)
+        # refused bodies can't be read
+        _check_views(context, mine, record, report, has_results=len(report.refused) == refused)
         for gone in sorted(record["views"].keys() - {view.name for view in views} - set(report.gone)):
             if not gone.startswith(POLICY):
                 report.gone.append(gone)
@@ -138,15 +116,14 @@ def check(
 
 
 def release(
-    views: Collection[Versioned],
-    results: Results,
+    views: Collection[View],
     golden: Callable[[type], list[Any]],
     known: Mapping[str, Context] | None = None,
     folder: Path = FOLDER,
 ) -> list[Path]:
     """Write the record of this code; the files that changed. `golden` makes bodies of a class. Raises NotReleasable."""
     known = contexts() if known is None else known
-    if refused := check(views, results, known, folder).refused:
+    if refused := check(views, known, folder).refused:
         raise NotReleasable(
             f"This code does not keep to what was released: {', '.join(one.what for one in refused)}.",
             "`samefold events check` says why, and what to write.",
@@ -284,40 +261,42 @@ def _changed(what: str, fact: type, kind: Kind, version: int, was: Any, now: Any
 
 
 def _check_views(
-    context: Context, views: list[Versioned], record: Mapping[str, Any], report: Report, results: Results | None
+    context: Context, views: list[View], record: Mapping[str, Any], report: Report, *, has_results: bool
 ) -> None:
-    """`results` is None where they can't be compared."""
     for view in views:
-        name, was, why = view.name.removeprefix(POLICY), record["views"].get(view.name), ""
-        is_policy, is_state = name != view.name, view.name == f"streams_{context.name}"
-        what = f"{'policy' if is_policy else 'view'} {name}"
+        was, why = record["views"].get(view.name), ""
+        is_policy, what = view.kind is ViewKind.POLICY, f"view {view.name}".replace(f"view {POLICY}", "policy ")
         if was is None or view.version > was["version"]:
             new = "not in the record yet" if is_policy else "new"
             report.tell(f"{what} is {new if was is None else f'at version {view.version}'}")
-            if not is_policy and view.name not in report.views:
-                report.views.append(view.name)
-            elif is_policy and was and name not in (*report.policies, PUBLIC):
-                report.policies.append(name)
+            raised = report.views if not is_policy else report.policies if was else []
+            if view.name not in raised:
+                raised.append(view.name)
         elif view.version < was["version"]:
             why = f"version {was['version']} of it was released"
         elif view.shape != was["shape"]:
-            why = "State has other fields" if is_state else "it has other columns"
-        elif results:
+            why = "State has other fields" if view.kind is ViewKind.SNAPSHOT else "it has other columns"
+        elif has_results:
             made, recorded = results(view, context, record["events"]), was.get("results", "")
             if len(made) != len(recorded):
                 report.tell("what states, views and policies make of events is not in the record yet")
-            else:
-                differs = [stored for (stored, digit), old in zip(made, recorded, strict=True) if digit != old]
-                why = f"it makes something else of {differs[0]} than the release did" if differs else ""
+            elif differs := [event for (event, digit), old in zip(made, recorded, strict=True) if digit != old]:
+                why = f"it makes something else of {differs[0]} than the release did"
         if why:
-            file = "domain/" + context.name if is_state else f"{'policies' if is_policy else 'projections'}/{name}"
-            then = (
-                f"; then `samefold policies switch {name}`"
-                if is_policy
-                else (f"; then `samefold db revision`, `samefold db upgrade`, `samefold rebuild {name}`")
-            )
-            hint = f"Raise {'STATE_' if is_state else ''}VERSION in {file}.py to {was['version'] + 1}"
-            report.refuse(Refusal(what, (why,), f"{hint}{'' if what == f'policy {PUBLIC}' else then}."))
+            report.refuse(Refusal(what, (why,), _raise(view, context.name, was["version"] + 1)))
+
+
+def _raise(view: View, context: str, version: int) -> str:
+    name, then = (
+        view.name.removeprefix(POLICY),
+        f"`samefold db revision`, `samefold db upgrade`, `samefold rebuild {view.name}`",
+    )
+    if view.kind is ViewKind.SNAPSHOT:
+        return f"Raise STATE_VERSION in domain/{context}.py to {version}; then {then}."
+    if view.kind is ViewKind.POLICY:
+        then = "start the publisher" if name == PUBLIC else f"`samefold policies switch {name}`"
+        return f"Raise VERSION in policies/{name}.py to {version}; then {then}."
+    return f"Raise VERSION in projections/{name}.py to {version}; then {then}."
 
 
 def _new_type(report: Report, kind: Kind) -> None:

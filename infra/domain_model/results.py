@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from hashlib import blake2b
 from itertools import groupby
 from operator import itemgetter
@@ -18,38 +19,36 @@ from typing import Any, TypeVar
 
 from msgspec import Raw
 from msgspec.json import encode
-from pydantic.fields import FieldInfo
 
-from infra.domain_model.contexts import Context, contexts
+from infra.domain_model.contexts import Context
 from infra.domain_model.released import golden_bodies
 from infra.domain_model.versions import stored_name
 from infra.log.records import Commit, EventRecord
 from infra.log.rule import Counted
-from policies.engine import policy
+from policies.engine import outbox, policy
+from policies.engine.policy import PUBLIC, Policy
 from policies.engine.public_schema import NothingPublic, publication
 from projections.engine.fold.errors import EngineStop
 from projections.engine.fold.fold import Changes, Held, decode, fold
 from projections.engine.fold.plan import Plan
 from projections.engine.views import core_views
-from projections.engine.views.column_types import Scalar
-from projections.engine.views.columns import Column, Role
+from projections.engine.views.event_context import At
 from projections.engine.views.view import Kind, View
 
 STREAMS, EVENTS = 10, 30
 """So many streams with so many events: with other numbers the results in records are not compared, until the next release."""
-NOTHING, FAILS = ".", "!"
+POLICY, NOTHING, FAILS = "policy_", ".", "!"
 T = TypeVar("T")
 _DIGITS = ascii_letters + digits + "-_"
 
 
 def released_views() -> list[View]:
-    """All whose results are recorded. A policy's is called `policy_…`, and the publication's `policy_public`."""
-    found = [*core_views.all_views().values()]
-    found += [_view(one.name, one.version, one.react, one.subscription) for one in policy.discover().values()]
+    """All whose results are recorded. Policies and the publication are called POLICY and their module's name."""
+    views, policies = [*core_views.all_views().values()], [*policy.discover().values()]
     with suppress(NothingPublic):
         public = publication()
-        found.append(_view(policy.PUBLIC, public.version, public.publish, public.subscription))
-    return found
+        policies.append(Policy(PUBLIC, public.version, public.publish, public.subscription))
+    return views + [dataclasses.replace(outbox.view_of(one), function=partial(_wishes, one.react)) for one in policies]
 
 
 def results(view: View, context: Context, released: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -85,33 +84,27 @@ def _one_of(some: Sequence[T], chance: Random) -> T:
 
 def _digit(view: View, context: Context, changes: Changes, held: Held) -> str:
     """Of what has changed: an event that the view does not subscribe to and one that changes nothing are the same."""
+    name, before = view.name, held.rows.get(view.name, {})
     rows: Iterable[Any]
     match view.kind:
         case Kind.SNAPSHOT:
-            before = {stream: state for stream, (_, state) in held.rows[view.name].items()}
-            states = changes.states[view.name].items()
-            rows = [state for stream, (_, state) in states if state != before.get(stream, context.initial)]
+            states = changes.states[name].items()
+            rows = [state for stream, (_, state) in states if state != before.get(stream, (0, context.initial))[1]]
         case Kind.ENTITY:
-            rows = [item for item in changes.rows[view.name].items() if item[1] != held.rows[view.name].get(item[0])]
+            rows = [(key, row) for key, row in changes.rows[name].items() if row != before.get(key)]
         case Kind.SUMMARY:
-            rows = changes.sums[view.name].items()
+            rows = changes.sums[name].items()
         case _:
-            rows = changes.added[view.name]
+            rows = changes.added[name]
     encoded = [encode(row, order="deterministic") for row in rows]
     if view.kind is not Kind.POLICY:  # whose wishes are numbered; the order of rows may be that of a set
         encoded.sort()
     return _DIGITS[blake2b(b"\n".join(encoded), digest_size=1).digest()[0] % 64] if encoded else NOTHING
 
 
-def _view(name: str, version: int, function: Callable[..., Iterable[Any]], subscription: frozenset[type]) -> View:
-    of = [one.name for one in contexts().values() if not subscription.isdisjoint(one.events.values())]
-    key = Column("key", Scalar.STR, role=Role.KEY)
-
-    def wishes(event: Any, _after: Any, at: Any) -> Iterator[bytes]:
-        for one in function(event, at):
-            yield encode(_brief(one), order="deterministic")
-
-    return View(f"policy_{name}", version, Kind.POLICY, tuple, (key,), wishes, subscription, tuple(of), "")
+def _wishes(function: Callable[..., Iterable[Any]], event: Any, _after: Any, at: At) -> Iterator[bytes]:
+    for one in function(event, at):
+        yield encode(_brief(one), order="deterministic")
 
 
 def _brief(value: Any) -> Any:
@@ -119,13 +112,10 @@ def _brief(value: Any) -> Any:
     if isinstance(value, type):
         return stored_name(value)
     if dataclasses.is_dataclass(value):
-        given = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
-        rest = {one.name for one in dataclasses.fields(value) if given[one.name] == _default(one)}
-        return [stored_name(type(value)), {name: _brief(one) for name, one in given.items() if name not in rest}]
+        fields = {one.name: (getattr(value, one.name), _default(one)) for one in dataclasses.fields(value)}
+        return [stored_name(type(value)), {name: _brief(one) for name, (one, usual) in fields.items() if one != usual}]
     return [*map(_brief, value)] if isinstance(value, list | tuple) else value
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
-    if isinstance(field.default, FieldInfo):
-        return field.default.get_default(call_default_factory=True)
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()

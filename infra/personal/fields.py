@@ -15,7 +15,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import msgspec
 from pydantic import TypeAdapter, ValidationError
 
-from domain.language import SEALED, PersonalText, SubjectId
+from domain.language import SEALED, PersonalText
 from infra.domain_model.schemas import schema_of
 from infra.domain_model.value_limits import within_limits
 from infra.domain_model.versions import summary
@@ -32,7 +32,7 @@ def is_personal(kind: type) -> bool:
     if wrong := next(filter(None, _marked(schema)), ""):
         raise Misplaced(f"{kind.__name__} {wrong}")
     hints, fields = get_type_hints(kind, include_extras=True), schema.get("properties", {})
-    declared = Counter(name for name, hint in hints.items() for _ in range(_declared(hint, _is_personal, (kind,))))
+    declared = Counter(name for name, hint in hints.items() for _ in range(_declared(hint, (kind,))))
     shown = Counter(name for name, one in fields.items() for _ in _marked(one))
     personal = declared | shown
     if personal and (hidden := personal - (shown & Counter(_sealed(TypeAdapter(kind).core_schema, {})))):
@@ -55,9 +55,9 @@ def subject_field(kind: type) -> str | None:
             f"{kind.__name__} has a SubjectId within {deeper}: it can only be a field of the command, never None"
         )
     for name, hint in get_type_hints(kind, include_extras=True).items():
-        if name not in found and _declared(hint, _is_subject, (kind,)):
+        if name not in found and "x-subject" in repr(hint):
             raise Misplaced(
-                f"{kind.__name__} has a SubjectId, {name}, that something around it, such as SkipJsonSchema, hides: leave that out"
+                f"{kind.__name__} has a SubjectId, {name}, that SkipJsonSchema or its like hides: leave it out"
             )
     if found and ("x-personal" in fields[found[0]] or found[0] not in whole.get("required", ())):
         raise Misplaced(
@@ -92,24 +92,16 @@ def decided_decoder(kind: type, decode: Callable[[Any], Any]) -> Callable[[Any],
     return read
 
 
-def _is_personal(note: Any) -> bool:
-    return isinstance(note, PersonalText)
-
-
-def _is_subject(note: Any) -> bool:
-    return note is get_args(SubjectId)[1]
-
-
-def _declared(hint: Any, is_mark: Callable[[Any], bool], within: tuple[Any, ...]) -> int:
-    """How many marks an annotation has. A class within itself counts none."""
-    if is_mark(hint):
+def _declared(hint: Any, within: tuple[Any, ...]) -> int:
+    """How many personal texts an annotation declares. A class within itself counts none."""
+    if isinstance(hint, PersonalText):
         return 1
     if any(hint is one for one in within):
         return 0
     parts = [*get_args(hint), get_origin(hint), *(getattr(hint, name, None) for name in ("__value__", "__supertype__"))]
     if isinstance(hint, type) and any(hasattr(hint, name) for name in _FIELDS):
         parts += get_type_hints(hint, include_extras=True).values()
-    return sum(_declared(part, is_mark, (*within, hint)) for part in parts)
+    return sum(_declared(part, (*within, hint)) for part in parts)
 
 
 def _sealed(schema: Any, known: Mapping[str, Any], field: str = "", within: tuple[str, ...] = ()) -> Iterator[str]:
@@ -195,16 +187,19 @@ _FIELDS = ("__dataclass_fields__", "_fields", "__total__", "model_fields")
 """What classes have whose annotations are fields."""
 _TRANSPARENT = {
     *(
-        "dataclass",
-        "dataclass-args",
-        "dataclass-field",
-        "model",
-        "model-fields",
-        "model-field",
-        "typed-dict",
-        "typed-dict-field",
+        "nullable",
+        "default",
+        "union",
+        "tagged-union",
+        "list",
+        "tuple",
+        "set",
+        "frozenset",
+        "deque",
+        "dict",
+        "json-or-python",
     ),
-    *("named-tuple", "named-tuple-field", "list", "tuple", "set", "frozenset", "deque", "dict", "json-or-python"),
-    *("nullable", "default", "union", "tagged-union"),
+    *("dataclass", "dataclass-args", "dataclass-field", "typed-dict", "typed-dict-field", "model", "model-fields"),
+    *("model-field", "named-tuple", "named-tuple-field"),
 }
 """Parts of a core schema that pass each value on as it is in the body, and drop none."""

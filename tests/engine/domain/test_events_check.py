@@ -27,7 +27,7 @@ from infra.domain_model import release_check, results
 from infra.domain_model.contexts import BadContext, Context, contexts
 from infra.domain_model.released import read
 from infra.testing.fixtures import Samefold
-from policies.engine import policy
+from policies.engine import outbox, policy
 from policies.engine.policy import Policy, policy_of
 from policies.engine.public_schema import NothingPublic
 from projections.engine.views import core_views
@@ -157,7 +157,7 @@ class Tree:
         patch.setattr(core_views, "all_views", self.load)
         patch.setattr(policy, "discover", self.load_policies)
         patch.setattr(results, "publication", Mock(side_effect=NothingPublic("There is none.", "")))
-        for module in (release_check, results, policy):
+        for module in (release_check, outbox, policy):
             patch.setattr(module, "contexts", lambda: self._known)
         for function in (release_check.check, release_check.release):
             patch.setattr(function, "__defaults__", (None, self.record.parent))
