@@ -47,7 +47,8 @@ def released_views() -> list[View]:
     views, policies = [*core_views.all_views().values()], [*policy.discover().values()]
     with suppress(NothingPublic):
         public = publication()
-        policies.append(Policy(PUBLIC, public.version, public.publish, public.subscription))
+        react: Any = public.publish
+        policies.append(Policy(PUBLIC, public.version, react, public.subscription))
     return views + [dataclasses.replace(outbox.view_of(one), function=partial(_wishes, one.react)) for one in policies]
 
 

@@ -33,7 +33,7 @@ def is_personal(kind: type) -> bool:
         raise Misplaced(f"{kind.__name__} {wrong}")
     hints, fields = get_type_hints(kind, include_extras=True), schema.get("properties", {})
     declared = Counter(name for name, hint in hints.items() for _ in range(_declared(hint, (kind,))))
-    shown = Counter(name for name, one in fields.items() for _ in _marked(one))
+    shown = Counter[str](name for name, one in fields.items() for _ in _marked(one))
     personal = declared | shown
     if personal and (hidden := personal - (shown & Counter(_sealed(TypeAdapter(kind).core_schema, {})))):
         raise Misplaced(f"{kind.__name__} {_HIDDEN.format(min(hidden))}")
@@ -124,8 +124,8 @@ def _sealed(schema: Any, known: Mapping[str, Any], field: str = "", within: tupl
         case dict() if not isinstance(schema.get("type"), str):  # fields or arms, by name
             for name, inner in schema.items():
                 yield from _sealed(inner, known, field or name, within)
-        case list() | tuple():
-            for inner in schema:
+        case _:
+            for inner in schema if isinstance(schema, list | tuple) else ():
                 yield from _sealed(inner, known, field, within)
 
 

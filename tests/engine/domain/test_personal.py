@@ -378,12 +378,13 @@ def broken(text: str) -> str:
     raise KeyError(text)
 
 
+COMPUTED: Any = computed_field(return_type=str)(property(lambda self: self.one))
 COPIES: list[dict[str, Any]] = [
     {"check": model_validator(mode="after")(copied)},
     {"check": model_validator(mode="after")(in_words)},
     {"check": model_validator(mode="after")(refused)},
     {"check": field_validator("beside")(classmethod(lambda _cls, _value, info: info.data["one"]))},
-    {"computed": computed_field(property(lambda self: self.one), return_type=str)},
+    {"computed": COMPUTED},
     {"__post_init__": in_words},
     {"__post_init__": refused},
 ]
@@ -392,7 +393,7 @@ COPIES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("more", COPIES)
 def test_what_a_class_makes_of_its_own_values_is_sealed_or_refused(more: dict[str, Any]) -> None:
     names = {"__annotations__": {"one": Name, "beside": str}, "beside": "", **more}
-    kind = fact(type("Kind", (), names))
+    kind: Any = fact(type("Kind", (), names))
     context_with(kind)
     for body in ({"one": "Ada"}, {"one": "Ada", "beside": "x"}):
         try:
@@ -469,6 +470,7 @@ class Parts:
     others: frozenset[customers.Address]
 
 
+SKIPPED: Any = SkipJsonSchema
 REFUSED: list[tuple[str, Any]] = [
     ("field, one, that is personal, but no text", Personal[int]),
     ("no text", Personal[UUID]),
@@ -479,7 +481,7 @@ REFUSED: list[tuple[str, Any]] = [
     ("unknown ones", Open),
     ("within one", SubjectId | None),
     ("many people", Annotated[SubjectId, PersonalText()]),
-    ("SubjectId, one, that .* hides", SkipJsonSchema[SubjectId]),
+    ("SubjectId, one, that .* hides", Annotated[SubjectId, SKIPPED()]),
     ("union", Name | str),  # a name that is too long for the one would pass as the other
     ("union", tuple[Name | Any, ...]),
     ("union", Name | bytes),
@@ -490,17 +492,19 @@ REFUSED: list[tuple[str, Any]] = [
     ("union", Address | Plain),
     ("union", Address | dict[str, str]),
 ]
+ERRORS_OMITTED: Any = OnErrorOmit
+AS_JSON: Any = Json
 SWALLOWS: Any = WrapValidator(lambda value, check: check(value))
 HIDDEN: list[Any] = [
     Annotated[Text, PersonalText(), WithJsonSchema({"type": "string"})],
     Annotated[Name, Field(json_schema_extra={"x-personal": False})],
-    SkipJsonSchema[Name] | None,
+    Annotated[Name, SKIPPED()] | None,
     tuple[Name, Annotated[Name, WithJsonSchema({"type": "string"})]],
     Annotated[tuple[Address, ...], WithJsonSchema({"type": "array"})],
-    SkipValidation[Name],
+    Annotated[Name, SkipValidation],
     Annotated[Name, GetPydanticSchema(lambda _kind, _handler: core_schema.str_schema())],
-    list[OnErrorOmit[Name]],
-    Json[Name],
+    list[ERRORS_OMITTED[Name]],
+    AS_JSON[Name],
     Annotated[Name, BeforeValidator(str)],
     Annotated[Name, SWALLOWS],
     Annotated[dict[str, Name], SWALLOWS],
@@ -508,11 +512,13 @@ HIDDEN: list[Any] = [
     Annotated[Text, PersonalText(), Field(max_length=50)],
 ]
 """What hides the mark, has the plain text before it is sealed, or checks the token instead of it."""
+SAME: Any = classmethod(lambda _cls, value: value)
+SAME_AFTER: Any = classmethod(lambda _cls, value, check: check(value))
 CHECKS: list[Any] = [
-    model_validator(mode="before")(classmethod(lambda _cls, value: value)),
-    model_validator(mode="wrap")(classmethod(lambda _cls, value, check: check(value))),
-    field_validator("one", mode="before")(classmethod(lambda _cls, value: value)),
-    field_validator("one")(classmethod(lambda _cls, value: value)),
+    model_validator(mode="before")(SAME),
+    model_validator(mode="wrap")(SAME_AFTER),
+    field_validator("one", mode="before")(SAME),
+    field_validator("one")(SAME),
 ]
 UNSEALED = [
     *(("plain text could stay", kind_of(kind)) for kind in HIDDEN),
