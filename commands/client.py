@@ -22,10 +22,10 @@ from pydantic import ValidationError
 
 from commands.intake import bad_client_name, bad_relation, fingerprint_of, require_members_once
 from commands.outcomes import ReadModelNotSetUp, outcomes_of
-from commands.sealing import NotSealed, Unsealed, holds_token
+from commands.sealing import Unsealed, holds_token
 from infra.database.connect import connect, naming
 from infra.domain_model.contexts import contexts, has_personal_fields
-from infra.domain_model.versions import UpcastFailed, stored_type, summary
+from infra.domain_model.versions import stored_type, summary
 from infra.errors import SamefoldError
 from infra.log import clients
 from infra.log.partitioner import partition_of
@@ -116,8 +116,9 @@ def sealed(settings: Settings, commands: Mapping[int, Command], file: Path) -> l
                 found[number] = command
         except ValidationError as error:
             raise BadCommandLine(f"{file}, line {number}: {summary(error)}.", "Nothing was sent.") from None
-        except (msgspec.DecodeError, UpcastFailed) as error:
-            raise BadCommandLine(f"{file}, line {number}: {error}.", "Nothing was sent.") from None
+        except Exception as error:  # a defect, whose text may be a personal value
+            why = f"the checks or upcasters of {kind.__name__} failed with {type(error).__name__}"
+            raise BadCommandLine(f"{file}, line {number}: {why}.", "Nothing was sent.") from None
         if holds_token(command):
             raise BadCommandLine(f"{file}, line {number}: a text holds a sealed value.", "Nothing was sent.")
     subjects = sorted({one.subject for one in found.values() if isinstance(one, Unsealed)})
@@ -130,7 +131,7 @@ def sealed(settings: Settings, commands: Mapping[int, Command], file: Path) -> l
         if isinstance(one, Unsealed):
             try:
                 found[number] = one.sealed(not_forgotten(known, one.subject))
-            except NotSealed as error:
+            except ValueError as error:  # NotSealed among them
                 raise BadCommandLine(f"{file}, line {number}: {error}.", "Nothing was sent.") from None
             except SubjectForgotten as error:
                 message = f"{file}, line {number}: {error.message}"
