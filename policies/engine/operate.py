@@ -188,7 +188,10 @@ def to_drop(settings: Settings, idents: Sequence[str]) -> list[WishNow]:
 
 
 def retry(settings: Settings, idents: Sequence[str]) -> None:
-    """Have these dead letters sent again, all or none; what a handler has rejected, under new ids. Raises NoSuchWish, NotDead, DatabaseUnavailable."""
+    """Have these dead letters sent again, all or none; rejected commands under new ids.
+
+    Raises NoSuchWish, NotDead, DatabaseUnavailable.
+    """
     with naming(settings), connect(settings, "samefold outbox") as connection, connection.transaction():
         if invalid := [one.id for one in _locked(connection, idents, "dead") if (one.dead or "").startswith(INVALID)]:
             raise NotDead(
