@@ -16,6 +16,7 @@ from infra.database.connect import connect
 from infra.log.rule import START, Reading
 from infra.settings import Settings
 from infra.testing.waiting import until
+from policies import transfers
 from policies.engine.activations import switch
 from policies.engine.policy import Policy, Send, discover
 from policies.engine.process import Policies
@@ -24,7 +25,7 @@ from projections.engine.views.core_views import all_views
 from projections.engine.views.event_context import At
 from projections.engine.views.view import Kind
 from tests.engine.api.api import agent, in_a_loop
-from tests.engine.spine import commits, deposit, handler, open_account, scalar, send, set_up
+from tests.engine.spine import command, commits, deposit, handler, open_account, scalar, send, set_up
 
 DAY = date(2026, 1, 1)
 
@@ -66,6 +67,28 @@ def test_a_wish_is_sent_once_in_effect_and_then_its_follow_up(world: Settings) -
         until(lambda: open_wishes(world) == 0, "no wish is left")
     ids = [commit.command_id for commit in commits(world)]
     assert len(ids) == len(set(ids)) == 302
+
+
+def test_no_outage_refunds_a_transfer(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long first the policies and then the handlers do not run: to give up takes no time here."""
+    monkeypatch.setattr(transfers, "PATIENCE", timedelta())
+    set_up(world)
+    asked = {"source": "1", "target": "2", "cents": 1, "on": "2026-01-04"}
+    requests = [command(f"transfers/{n}", f"ask-{n}", "RequestTransfer", **asked) for n in range(20)]
+    with agent(world):
+        with running(world, discover()["transfers"]):
+            pass  # live from the first event on
+        with handler(world):
+            send(world, open_account("1"), open_account("2"), deposit("1", "d1", 20), *requests)
+            until(lambda: len(commits(world)) == 23, "all are requested")
+        with running(world, discover()["transfers"]):
+            until(lambda: scalar(world, "select count(*) from outbox where sent_at is not null") == 20, "all are sent")
+            with handler(world):
+                until(lambda: open_wishes(world) == 0 and balance(world, "2") == 20, "all has ended")
+        ended = "select array_agg(distinct state) from transfers_v1"
+        until(lambda: scalar(world, ended) == ["completed"], "all are complete")
+    given_up = [one for one in commits(world) if one.command_id.endswith("~then~later")]
+    assert [one.events for one in given_up] == [[]] * 20, "each has given up, later than it mattered"
 
 
 def failing(event: MoneyDeposited, at: At) -> Iterable[Send]:
