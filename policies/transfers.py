@@ -35,14 +35,8 @@ def react(
         case TransferRequested(source=source, target=target, cents=cents, on=on):
             # The hold keeps the source open for a refund.
             withdraw = Withdraw(cents=cents, on=on, details=Details(counter_account=target), hold=at.id)
-            yield Send(
-                f"accounts/{source}",
-                withdraw,
-                then=RecordDebit(),
-                otherwise=FailTransfer(),
-                later=GiveUp(),
-                after=PATIENCE,
-            )
+            then, otherwise, later = RecordDebit(), FailTransfer(), GiveUp()
+            yield Send(f"accounts/{source}", withdraw, then, otherwise, later=later, after=PATIENCE)
         case SourceDebited(source=source, target=target, cents=cents, on=on):
             deposit = Deposit(cents=cents, on=on, details=Details(counter_account=source))
             yield Send(f"accounts/{target}", deposit, then=CompleteTransfer(), otherwise=RefundTransfer())

@@ -12,8 +12,6 @@ from infra.cli import Json
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from policies.engine.processes import ProcessNow, Wait
-
 
 def register(app: typer.Typer) -> None:
     app.command()(processes)
@@ -33,7 +31,7 @@ def processes(
     from policies.engine.processes import processes as waiting
 
     settings = Settings()
-    found = waiting(settings, policy=policy, stuck=stuck, limit=limit)
+    found = waiting(settings, policy, stuck=stuck, limit=limit)
     if policy is not None and not found:
         require_known(settings, policy, discover())
 
@@ -41,7 +39,8 @@ def processes(
         if not found:
             yield "No process is stuck." if stuck else "No process waits for anything."
             return
-        yield terminal.table(("policy", "stream", "since", "waits for"), (row for one in found for row in _rows(one)))
+        rows = ((one.policy, one.stream, one.waits, *_plainly(wait)) for one in found for wait in one.first)
+        yield terminal.table(("policy", "stream", "waits", "since", "for", "why"), rows)
         if len(found) == limit:
             yield "There may be more: --limit"
         if any(one.stuck for one in found):
@@ -50,17 +49,6 @@ def processes(
     terminal.show({"processes": found}, text, as_json=as_json)
 
 
-def _rows(one: ProcessNow) -> Iterator[tuple[Any, ...]]:
-    from infra.terminal import Text
-
-    for number, wait in enumerate(one.first):
-        what = Text(_plainly(wait), "red") if wait.why else _plainly(wait)
-        yield (*((one.policy, one.stream) if number == 0 else ("", "")), wait.since and f"{wait.since:%F %T}", what)
-    if one.waits > len(one.first):
-        yield "", "", "", f"and {one.waits - len(one.first):,} more"
-
-
-def _plainly(wait: Wait) -> str:
-    until = f" until {wait.until:%F %T}" if wait.until else ""
-    command = f" {wait.type or ''} to {wait.target} ({wait.id})" if wait.target else f" ({wait.id})" if wait.id else ""
-    return f"{wait.what}{until}{command}{f': {wait.why}' if wait.why else ''}"
+def _plainly(wait: dict[str, Any]) -> tuple[str | None, ...]:
+    parts = wait["what"], wait["until"] and f"until {wait['until']}", wait["type"], wait["target"], wait["id"]
+    return wait["since"], " ".join(filter(None, parts)), wait["why"]

@@ -91,21 +91,6 @@ def mark_sent(connection: Connection, ids: Sequence[str]) -> None:
     connection.execute("update outbox set sent_at = now() where id = any(%s)", [ids])
 
 
-def claim(
-    connection: Connection, holder: str, wanted: Collection[tuple[str, int]], seconds: float
-) -> list[tuple[str, int]]:
-    """Hold these (policy, partition) for so long, and no others. Returns those that no other process holds."""
-    policies, partitions = (list(column) for column in zip(*sorted(wanted), strict=True)) if wanted else ([], [])
-    # on its own: within the next statement, it could wait for a process that waits for this one
-    connection.execute(_RELEASE, {"policies": policies, "partitions": partitions, "holder": holder})
-    values = {"policies": policies, "partitions": partitions, "holder": holder, "seconds": seconds}
-    return connection.execute(_CLAIM, values).fetchall()
-
-
-_RELEASE = """
-delete from relay_leases
- where holder = %(holder)s and (policy, partition) not in (select * from unnest(%(policies)s::text[], %(partitions)s::int[]))
-"""
 _CLAIM = """
 insert into relay_leases as l
 select policy, partition, %(holder)s, now() + %(seconds)s * interval '1 s'
@@ -114,6 +99,7 @@ select policy, partition, %(holder)s, now() + %(seconds)s * interval '1 s'
  where l.holder = excluded.holder or l.until < now()
 returning policy, partition
 """
+_RELEASE = "delete from relay_leases where holder = %s"
 
 
 def _names(types: Collection[CommandType]) -> str:
@@ -232,19 +218,23 @@ class Relay:
             waiting.poll(1_000 * pause)
             with suppress(BlockingIOError):
                 os.read(self._wake_read, 1_000)
-        claim(connection, self._holder, (), 0)
+        connection.execute(_RELEASE, [self._holder])
 
     def _claimed(self, connection: Connection) -> Mapping[str, Collection[int]]:
         """Of the partitions that this process has now, those that no other relay serves, by policy."""
         wanted = _pairs(self._mine())
-        if wanted != self._wanted or time.monotonic() >= self._claim_at:
-            lease_s = self.settings.session_timeout_ms / 1_000
-            held = claim(connection, self._holder, wanted, lease_s)
-            self._held = {policy: set() for policy, _ in held}
-            for policy, partition in held:
-                self._held[policy].add(partition)
-            self._wanted = wanted
-            self._claim_at = time.monotonic() + (lease_s / 4 if len(held) == len(wanted) else LOOK_S)
+        if wanted != self._wanted:
+            connection.execute(_RELEASE, [self._holder])
+        elif time.monotonic() < self._claim_at:
+            return self._held
+        policies, partitions = (list(column) for column in zip(*sorted(wanted), strict=True)) if wanted else ([], [])
+        lease_s = self.settings.session_timeout_ms / 1_000
+        values = {"policies": policies, "partitions": partitions, "holder": self._holder, "seconds": lease_s}
+        self._held, self._wanted = {}, wanted
+        held = connection.execute(_CLAIM, values).fetchall()
+        for policy, partition in held:
+            self._held.setdefault(policy, set()).add(partition)
+        self._claim_at = time.monotonic() + (lease_s / 4 if len(held) == len(wanted) else LOOK_S)
         return self._held
 
     # ── out of the database ──

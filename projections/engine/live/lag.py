@@ -96,12 +96,6 @@ select policy, count(stream) from (select distinct policy from activations) a le
 """How many processes of a policy are stuck. An index has the dead letters: what else waits costs nothing."""
 
 
-def tell_stuck(found: Iterable[tuple[str, int]]) -> None:
-    """Set the metric of stuck processes from the rows of `STUCK`."""
-    for policy, streams in found:
-        metrics.PROCESSES_STUCK.labels(policy).set(streams)
-
-
 def tell_outbox(found: Iterable[tuple[str, int, int, float]]) -> None:
     """Set the metrics of the outbox from the rows of `OUTBOX`."""
     for policy, wishes, dead, waiting in found:

@@ -348,7 +348,7 @@ def test_each_process_is_listed_with_what_it_waits_for_and_those_that_need_a_per
         [("parked", None)],
     ]
     text = cli("processes").stdout
-    assert "unsent Deposit to accounts/savings (saving~1)" in " ".join(text.split())
+    assert "unsent Deposit accounts/savings saving~1" in " ".join(text.split())
     stuck = answer(cli, "processes", "--stuck", "--policy", "saving")["processes"]
     assert [(one["stream"], [wait["why"] for wait in one["first"]]) for one in stuck] == [
         ("accounts/2", ["refused: failed"]),

@@ -8,22 +8,13 @@ down_revision = "d3a90f57be16"
 
 
 def upgrade() -> None:
-    op.add_column("outbox", sa.Column("later_type", sa.Text(), nullable=True))
-    op.add_column("outbox", sa.Column("later_body", sa.Text(), nullable=True))
-    op.add_column("outbox", sa.Column("later_fingerprint", sa.Text(), nullable=True))
-    op.add_column(
-        "outbox",
+    expected = "codes of rejections that need no follow-up, each after a space"
+    for column in (
+        *(sa.Column(name, sa.Text(), nullable=True) for name in ("later_type", "later_body", "later_fingerprint")),
         sa.Column("after_ms", sa.BigInteger(), nullable=True, comment="from the last answer until `later` is due"),
-    )
-    op.add_column(
-        "outbox",
-        sa.Column(
-            "expected",
-            sa.Text(),
-            nullable=True,
-            comment="codes of rejections that need no follow-up, each after a space",
-        ),
-    )
+        sa.Column("expected", sa.Text(), nullable=True, comment=expected),
+    ):
+        op.add_column("outbox", column)
     op.create_index("outbox_dead", "outbox", ["policy", "stream"], postgresql_where=sa.text("dead is not null"))
     op.create_table(
         "relay_leases",
