@@ -300,27 +300,27 @@ def _writes(policy: Policy, offer: Offer | None, with_outcomes: bool, batches: S
     if not rows:
         return []
     ids = sorted(rows)
-    known = {"policy": policy.name}
+    known, chain = {"policy": policy.name}, _chain(ids)
+    every = binary_arrays.texts(sorted(one for some in chain for one in some))
     return [
         Statement(_UPSERT, _arrays([rows[ident] | known | {"id": ident} for ident in ids])),
-        *(Statement(query, [binary_arrays.texts(of)]) for query, of in _joined(ids)),
-        Statement(_BURIED, [binary_arrays.texts(_chain(ids))], _tell_dead),
+        *(Statement(_MEET, [binary_arrays.texts(some)]) for some in chain),
+        Statement(_DIE, [every]),
+        Statement(_BURIED, [every], _tell_dead),
         Statement(_NOTIFY, [CHANNEL, PROCESS]),
-        *([Statement(_SENDABLE, [binary_arrays.texts(_chain(ids))], offer)] if offer else ()),
+        *([Statement(_SENDABLE, [every], offer)] if offer else ()),
     ]
 
 
-def _joined(ids: Sequence[str]) -> list[tuple[bytes, list[str]]]:
-    """What makes of rows that have both halves what follows. A follow-up's own outcome may be there already, and so on."""
-    first = [ident + suffix for ident in ids for suffix in (THEN, OTHERWISE, LATER)]
-    last = [ident + suffix + LATER for ident in ids for suffix in (THEN, OTHERWISE)]
-    return [*((_MEET, sorted(some)) for some in (ids, first, last)), (_DIE, _chain(ids))]
+def _chain(ids: list[str]) -> list[list[str]]:
+    """These ids, those of what may follow, and of what may follow that: outcomes may be there before their commands."""
+    first = _following(ids)
+    return [ids, first, _following(first)]
 
 
-def _chain(ids: Iterable[str]) -> list[str]:
-    """These ids and those of all that may follow."""
-    suffixes = ("", THEN, OTHERWISE, LATER, THEN + LATER, OTHERWISE + LATER)
-    return sorted(ident + suffix for ident in ids for suffix in suffixes)
+def _following(ids: Iterable[str]) -> list[str]:
+    after = {THEN: (LATER,), OTHERWISE: (LATER,), LATER: ()}
+    return sorted(one + suffix for one in ids for suffix in after.get(one[one.rfind("~") :], (THEN, OTHERWISE, LATER)))
 
 
 def _tell_dead(rows: Sequence[tuple[Any, ...]]) -> None:
@@ -344,9 +344,11 @@ def again(connection: Connection, idents: Sequence[str]) -> None:
     _join(connection, sorted(new))
 
 
-def _join(connection: Connection, ids: Sequence[str]) -> None:
-    for query, of in _joined(ids):
-        connection.execute(query, [of])
+def _join(connection: Connection, ids: list[str]) -> None:
+    chain = _chain(ids)
+    for some in chain:
+        connection.execute(_MEET, [some])
+    connection.execute(_DIE, [[one for some in chain for one in some]])
 
 
 def _first_half(wish: Wish, commit: Commit) -> _Row:
