@@ -210,7 +210,8 @@ def _send(wish: Send, ident: str, number: int, at: At) -> Wish:
         raise BadWish(f"`later` and `after` of {what} belong together: what to send, and how long after the answer")
     if wish.after is not None and not timedelta() <= wish.after <= LONGEST:
         raise InvalidWish(f"{what}: `after` is negative, or longer than a hundred years")
-    if others := [one for one in wish.ignore if not (isinstance(one, type) and issubclass(one, Refusal))]:
+    ignore: Sequence[object] = wish.ignore
+    if others := [one for one in ignore if not (isinstance(one, type) and issubclass(one, Refusal))]:
         raise BadWish(f"`ignore` of {what} takes classes of Refusal, not {others[0]!r}")
     try:
         due = wish.due if wish.due is None else _MOMENT.exact(wish.due)
