@@ -73,7 +73,7 @@ def test_no_outage_refunds_a_transfer(world: Settings, monkeypatch: pytest.Monke
     """However long first the policies and then the handlers do not run: to give up takes no time here."""
     monkeypatch.setattr(transfers, "PATIENCE", timedelta())
     set_up(world)
-    asked = {"source": "1", "target": "2", "cents": 1, "on": "2026-01-04"}
+    asked: dict[str, Any] = {"source": "1", "target": "2", "cents": 1, "on": "2026-01-04"}
     requests = [command(f"transfers/{n}", f"ask-{n}", "RequestTransfer", **asked) for n in range(20)]
     with agent(world):
         with running(world, discover()["transfers"]):
