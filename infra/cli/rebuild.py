@@ -119,14 +119,14 @@ def switch(
     """Make tables live that exist already: ready ones, or old ones, which is going back (from the older version's code).
 
     Without a view, commands that this code does not know are not waited for any more either: they are malformed from then on.
-    So it is refused while handlers of a release run that know them.
+    So it is refused while handlers of a release run that know them, and while policies have wished them.
     """
     from commands.release import require_alone
     from infra.database.connect import connect, naming
     from infra.settings import Settings
     from infra.terminal import Stages, plain, show
     from projections.engine.rebuild.rebuild import go_to
-    from projections.engine.store.command_types import drop_other_types, live_types, own_types
+    from projections.engine.store.command_types import drop_other_types, live_types, own_types, require_unwished
     from projections.engine.store.event_types import drop_other_event_types
     from projections.engine.views.core_views import all_views
 
@@ -138,6 +138,7 @@ def switch(
     if view is None:
         with naming(settings), connect(settings, "samefold switch") as connection:
             unknown = live_types(connection) - own_types()
+            require_unwished(connection)
         require_alone(settings, unknown)
     with _telling_what_became([view] if view else []), Stages(quiet=as_json) as stages:
         result = go_to(settings, [view] if view else [], views, progress=stages, wait_s=wait)

@@ -17,6 +17,7 @@ OWN_TABLES = (
     "parked",
     "personal_keys",
     "positions",
+    "relay_leases",
     "skips",
     "stopped_views",
     "topics",

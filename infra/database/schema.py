@@ -182,6 +182,9 @@ outbox = sa.Table(
     sa.Column("otherwise_type", sa.Text),
     sa.Column("otherwise_body", sa.Text, comment="JSON, without the refusal"),
     sa.Column("otherwise_fingerprint", sa.Text, comment="null where the refusal becomes a field of it"),
+    *(sa.Column(name, sa.Text) for name in ("later_type", "later_body", "later_fingerprint")),
+    sa.Column("after_ms", sa.BigInteger, comment="from the last answer until `later` is due"),
+    sa.Column("expected", sa.Text, comment="codes of rejections that need no follow-up, each after a space"),
     sa.Column("outcome", sa.Text, comment="accepted or rejected; null while only the wish is known"),
     sa.Column("refusal", sa.Text, comment="the rejection's code"),
     sa.Column("outcome_depth", sa.Integer),
@@ -200,6 +203,7 @@ outbox = sa.Table(
         *("policy", "partition", "due", "stream", "version", "number"),
         postgresql_where=sa.text("kind = 'send' and sent_at is null and dead is null and due is not null"),
     ),
+    sa.Index("outbox_dead", "policy", "stream", postgresql_where=sa.text("dead is not null")),
     sa.Index(
         "outbox_posts",
         *("target", "policy", "stream", "version", "number"),
@@ -207,6 +211,16 @@ outbox = sa.Table(
     ),
     comment="Wishes of policies under way, and outcomes whose wish has not been read yet",
     postgresql_with={"fillfactor": "50"},
+)
+
+relay_leases = sa.Table(
+    "relay_leases",
+    metadata,
+    sa.Column("policy", sa.Text(collation="C"), primary_key=True),
+    sa.Column("partition", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("holder", sa.Text, nullable=False),
+    sa.Column("until", sa.DateTime(timezone=True), nullable=False),
+    comment="Which process sends the commands that a policy wished in a partition; others may when it has ended",
 )
 
 activations = sa.Table(

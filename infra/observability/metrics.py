@@ -118,6 +118,9 @@ VIEW_STOPPED = _gauge("view_stopped", "1 where a view has stopped at an event th
 OUTBOX_OPEN = _gauge("outbox_open", "Wishes of a policy that have no end yet, without dead letters.", "policy")
 OUTBOX_DEAD = _gauge("outbox_dead", "Dead letters of a policy.", "policy")
 OUTBOX_UNSENT_SECONDS = _gauge("outbox_unsent_seconds", "How long the oldest due wish has not been sent.", "policy")
+PROCESSES_STUCK = _gauge(
+    "processes_stuck", "Streams with a dead letter of a policy, or that it parked: they need a person.", "policy"
+)
 READY = _gauge("ready", "Whether a check of /health/ready is passed: 1 or 0.", "check")
 
 

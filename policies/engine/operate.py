@@ -16,7 +16,7 @@ from infra.errors import SamefoldError
 from infra.log import topics
 from infra.settings import Settings
 from policies.engine.activations import REMOVED, Activation, activations_of, held_policies, version_at
-from policies.engine.outbox import CHANNEL, INVALID
+from policies.engine.outbox import CHANNEL, INVALID, again
 from policies.engine.policy import Policy, agent_of
 from projections.engine.live.lag import OUTBOX
 from projections.engine.operate.overview import AgentLag, lag_of
@@ -150,7 +150,7 @@ _STATE = """case when dead is not null then 'dead' when kind is null then 'outco
   when due > now() or next_attempt > now() then 'waiting' else 'unsent' end"""
 _WISHES = f"""
 select id, policy, {_STATE} as state, kind, stream, version, target, type, due, wished_at, sent_at, attempts, next_attempt, dead,
-       coalesce(then_type, otherwise_type) is not null as has_follow_up
+       coalesce(then_type, otherwise_type, later_type) is not null as has_follow_up
   from outbox"""  # noqa: S608
 _WISH = f"select {_STATE} as state, o.* from outbox o where id = %s".encode()  # noqa: S608
 
@@ -189,13 +189,18 @@ def to_drop(settings: Settings, idents: Sequence[str]) -> list[WishNow]:
 
 
 def retry(settings: Settings, idents: Sequence[str]) -> None:
-    """Have these dead letters sent again, all or none. Raises NoSuchWish, NotDead, DatabaseUnavailable."""
+    """Have these dead letters sent again, all or none; rejected commands under new ids.
+
+    Raises NoSuchWish, NotDead, DatabaseUnavailable.
+    """
     with naming(settings), connect(settings, "samefold outbox") as connection, connection.transaction():
         if invalid := [one.id for one in _locked(connection, idents, "dead") if (one.dead or "").startswith(INVALID)]:
             raise NotDead(
                 f"{', '.join(invalid)} can't be sent: no body was kept, as a value did not fit; nothing was changed.",
                 "Send yourself what is missing, then `samefold outbox drop ID`.",
             )
+        rejected = connection.execute("select id from outbox where id = any(%s) and dead like 'refused: %%'", (idents,))
+        again(connection, [ident for (ident,) in rejected])
         # the handler decided another command with this id, and decides none twice
         met = connection.execute(
             "select id from outbox where id = any(%s) and outcome is not null", (idents,)

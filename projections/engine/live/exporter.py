@@ -19,7 +19,7 @@ from infra.log import topics
 from infra.observability import logs, metrics
 from infra.processes.process_end import exit_code_of
 from infra.settings import Settings
-from projections.engine.live.lag import OUTBOX, VIEWS, Lags, tell_lags, tell_outbox
+from projections.engine.live.lag import OUTBOX, STUCK, VIEWS, Lags, tell_lags, tell_outbox
 from projections.engine.store.positions import AGENTS
 
 log = logging.getLogger(__name__)
@@ -59,6 +59,8 @@ class Exporter:
             for agent, partition, next_offset in connection.execute(_POSITIONS, (self.settings.events_topic,)):
                 positions.setdefault(agent, {})[partition] = next_offset
             views = connection.execute(VIEWS).fetchall()
+            for policy, streams in connection.execute(STUCK):
+                metrics.PROCESSES_STUCK.labels(policy).set(streams)
             if (began := time.monotonic()) >= self._outbox_at:
                 tell_outbox(connection.execute(OUTBOX).fetchall())
                 ended = time.monotonic()

@@ -90,6 +90,14 @@ select policy, count(o.kind) filter (where dead is null) as open, count(dead) as
 """By policy: open wishes, dead letters, and for how many seconds the oldest due wish has not been sent."""
 
 
+STUCK = """
+select policy, count(stream) from (select distinct policy from activations) a left join (
+  select policy, stream from outbox where dead is not null
+   union select substr(view, 8), stream from parked where starts_with(view, 'policy_')) s using (policy) group by policy
+"""
+"""How many processes of a policy are stuck. An index has the dead letters: what else waits costs nothing."""
+
+
 def tell_outbox(found: Iterable[tuple[str, int, int, float]]) -> None:
     """Set the metrics of the outbox from the rows of `OUTBOX`."""
     for policy, wishes, dead, waiting in found:

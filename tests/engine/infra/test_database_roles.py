@@ -75,6 +75,7 @@ command_types         agent policy handler api    agent handler        -        
 event_types           agent handler               agent                -             -
 activations           agent policy api            policy               policy        -
 outbox                policy                      policy               policy        policy
+relay_leases          policy                      policy               policy        policy
 personal_keys         policy api                  policy api           -             -
 forgotten_subjects    policy api                  policy api           -             -
 keys_position         policy api                  policy api           -             -
@@ -88,7 +89,7 @@ BY_COLUMN = {
     ("handler", "select from positions for update"): True,
     ("handler", "update positions set next_offset = 0"): False,
     ("handler", "update positions set epoch = 0, generation = generation"): False,
-    ("api", "select policy, kind, dead, due, wished_at, sent_at from outbox"): True,
+    ("api", "select policy, kind, stream, dead, due, wished_at, sent_at from outbox"): True,
     ("api", "select id, table_name from builds"): True,
     ("api", "select body from outbox"): False,
     ("api", "select then_body from outbox"): False,

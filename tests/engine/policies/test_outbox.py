@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from commands.intake import fingerprint_of
-from domain.accounts import ChargeFee, Deposit, MoneyDeposited, MoneyWithdrawn, OpenAccount, Withdraw
+from domain.accounts import BalanceTooLarge, ChargeFee, Deposit, MoneyDeposited, MoneyWithdrawn, OpenAccount, Withdraw
 from domain.transfers import FailTransfer, TransferRequested
 from infra.database.connect import Connection, connect
 from infra.log import topics
@@ -164,6 +164,111 @@ def test_a_refused_wish_becomes_its_otherwise(agent: Agent) -> None:
     assert (otherwise["id"], otherwise["type"]) == (f"{WISH}~otherwise", "ChargeFee")
 
 
+def plainly(event: MoneyDeposited, at: At) -> Iterator[Send]:
+    """It expects that the savings are full, and no other rejection."""
+    deposit = Deposit(cents=1, on=event.on)
+    yield Send("accounts/savings", deposit, then=Withdraw(cents=1, on=event.on), ignore=(BalanceTooLarge,))
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=str)
+@pytest.mark.parametrize("code", ["account-is-closed", "failed", "malformed", "too-large", "too-slow"])
+def test_a_rejection_that_nobody_expects_is_a_dead_letter_and_its_retry_goes_on_from_there(
+    make: Make, caplog: pytest.LogCaptureFixture, code: str, order: tuple[int, int]
+) -> None:
+    agent, rejected = make(policy(plainly)), outcome(WISH, "accounts/savings", Deposit(cents=1, on=DAY), code)
+    for number in order:
+        agent.apply({number: (deposited(), rejected)[number]})
+    [dead] = agent.rows().values()
+    assert (dead["id"], dead["dead"], dead["stream"]) == (WISH, f"refused: {code}", "accounts/a")
+    assert f"command {WISH} that accounts/a wished is a dead letter: refused: {code}" in caplog.text
+    retry(agent.world, [WISH])
+    [once_more] = agent.rows().values()
+    assert (once_more["id"], once_more["dead"], once_more["outcome"]) == (f"{WISH}~again", None, None)
+    assert (once_more["body"], once_more["wished_at"]) == (dead["body"], dead["wished_at"])
+    agent.apply({1: outcome(f"{WISH}~again", "accounts/savings", Deposit(cents=1, on=DAY), code)})
+    retry(agent.world, [f"{WISH}~again"])
+    agent.apply({1: outcome(f"{WISH}~again2", "accounts/savings", Deposit(cents=1, on=DAY))})
+    assert list(agent.rows()) == [f"{WISH}~again2~then"]
+
+
+def test_an_expected_rejection_ends_the_wish_and_what_follows_it(make: Make) -> None:
+    agent, full = make(policy(plainly)), BalanceTooLarge.code
+    second = id_of("saving", "accounts/a", 2, 0)
+    agent.apply({0: [deposited(), deposited(2)]})
+    agent.apply({1: [outcome(WISH, "accounts/savings", Deposit(cents=1, on=DAY), full)]})
+    agent.apply({1: [outcome(second, "accounts/savings", Deposit(cents=1, on=DAY))]})
+    assert list(agent.rows()) == [f"{second}~then"]
+    agent.apply({0: outcome(f"{second}~then", "accounts/a", Withdraw(cents=1, on=DAY), full)})
+    assert agent.rows() == {}
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)], ids=str)
+def test_a_follow_up_that_is_rejected_is_a_dead_letter(agent: Agent, order: tuple[int, ...]) -> None:
+    refused_then = outcome(f"{WISH}~then", "accounts/a", Withdraw(cents=1, on=DAY), "insufficient-funds")
+    for number in order:
+        agent.apply({number: [deposited(), DEPOSIT, refused_then][number]})
+    assert agent.dead() == {f"{WISH}~then": "refused"}
+
+
+def test_a_command_that_was_sent_again_before_the_database_was_restored_meets_its_outcome(make: Make) -> None:
+    """Its wish is made again, its rejection is met again; when an operator sends it again, the answer is there."""
+    agent = make(policy(plainly))
+    agent.apply({0: deposited()})
+    agent.apply({1: [REFUSED, outcome(f"{WISH}~again", "accounts/savings", Deposit(cents=1, on=DAY))]})
+    assert {ident: row["dead"] for ident, row in agent.rows().items()} == {
+        WISH: "refused: account-is-closed",
+        f"{WISH}~again": None,
+    }
+    retry(agent.world, [WISH])
+    assert list(agent.rows()) == [f"{WISH}~again~then"]
+
+
+GUARD = timedelta(days=2)
+
+
+def guarded(event: MoneyDeposited, at: At) -> Iterator[Send]:
+    """Two days after all that it leads to, a fee."""
+    [wish] = saving(event, at)
+    assert isinstance(wish, Send)
+    yield replace(wish, later=ChargeFee(cents=2, on=event.on), after=GUARD)
+
+
+@pytest.mark.parametrize("way", ["then", "otherwise"])
+def test_a_later_command_waits_for_the_last_answer_and_counts_from_there(make: Make, way: str) -> None:
+    """However old the event is: here, some years."""
+    agent = make(policy(guarded))
+    agent.apply({0: deposited(depth=MOST_DEPTH - 2)})
+    agent.apply({1: DEPOSIT if way == "then" else REFUSED})
+    assert list(agent.rows()) == [f"{WISH}~{way}"]
+    command: Any = Withdraw(cents=1, on=DAY) if way == "then" else ChargeFee(cents=7, on=DAY)
+    agent.apply({0: outcome(f"{WISH}~{way}", "accounts/a", command, depth=MOST_DEPTH)})
+    [later] = agent.rows().values()
+    assert (later["id"], later["target"], later["type"]) == (f"{WISH}~{way}~later", "accounts/a", "ChargeFee")
+    assert (later["depth"], later["dead"], json.loads(later["body"])["cents"]) == (0, None, 2)
+    [(left,)] = agent.db.execute("select due - now() from outbox")
+    assert GUARD - timedelta(hours=1) < left <= GUARD
+    agent.apply({0: outcome(later["id"], "accounts/a", ChargeFee(cents=2, on=DAY))})
+    assert agent.rows() == {}
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4))), ids=str)
+def test_whatever_is_read_first_a_later_command_ends_the_same(make: Make, order: tuple[int, ...]) -> None:
+    agent = make(policy(guarded))
+    later = outcome(f"{WISH}~then~later", "accounts/a", ChargeFee(cents=2, on=DAY))
+    for number in order:
+        agent.apply({number: [deposited(), DEPOSIT, THEN, later][number]})
+    assert agent.rows() == {}
+
+
+def test_a_later_command_without_another_one_waits_for_the_answer_itself(make: Make) -> None:
+    send = Send("accounts/b", Deposit(cents=1, on=DAY), later=ChargeFee(cents=2, on=DAY), after=timedelta())
+    agent = make(policy(once(send)))
+    agent.apply({0: deposited()})
+    agent.apply({1: outcome(WISH, "accounts/b", Deposit(cents=1, on=DAY), depth=7)})
+    [later] = agent.rows().values()
+    assert (later["id"], later["depth"]) == (f"{WISH}~later", 8), "at once, it would let a cycle run for ever"
+
+
 @pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
 def test_whatever_is_read_first_the_outbox_ends_the_same(agent: Agent, order: tuple[int, ...]) -> None:
     """The three commits are of three partitions. A restored database reads old outcomes before their wishes."""
@@ -243,6 +348,18 @@ def test_a_chain_that_is_too_long_is_a_dead_letter(agent: Agent) -> None:
     assert agent.dead() == {f"{WISH}~then": "too-deep", id_of("saving", "accounts/a", 2, 0): "too-deep"}
 
 
+@pytest.mark.parametrize("due_in_ms", [-60_000, 0, 999])
+def test_a_timer_that_is_due_at_once_goes_on_with_the_chain(make: Make, due_in_ms: int) -> None:
+    def at_once(event: MoneyDeposited, at: At) -> Iterator[Send]:
+        due = at.time + timedelta(milliseconds=due_in_ms)
+        yield Send("accounts/b", Deposit(cents=1, on=event.on), due=due)
+
+    agent = make(policy(at_once))
+    agent.apply({0: [deposited(depth=MOST_DEPTH - 1), deposited(2, depth=MOST_DEPTH)]})
+    assert [(row["depth"], bool(row["dead"])) for row in agent.rows().values() if row["version"] == 1] == [(50, False)]
+    assert agent.dead()[id_of("saving", "accounts/a", 2, 0)] == "too-deep"
+
+
 def test_a_timer_begins_a_new_chain(make: Make) -> None:
     def later(event: MoneyDeposited, at: At) -> Iterator[Send]:
         yield Send("accounts/b", Deposit(cents=1, on=event.on), due=at.time + timedelta(days=30))
@@ -295,6 +412,11 @@ BAD = {
     "an event": (once(Send("accounts/b", MoneyDeposited(cents=1, on=DAY))), "no command of 'accounts'"),
     "a foreign then": (once(Send("accounts/b", OpenAccount(overdraft_limit=0, on=DAY), then=7)), "sends a int"),
     "naive due": (once(Send("accounts/b", Deposit(cents=1, on=DAY), due=datetime(2026, 1, 1))), "time zone"),  # noqa: DTZ001
+    "later, but when?": (
+        once(Send("accounts/b", Deposit(cents=1, on=DAY), later=ChargeFee(cents=1, on=DAY))),
+        "`after`",
+    ),
+    "ignores a code": (once(Send("accounts/b", Deposit(cents=1, on=DAY), ignore=("full",))), "not 'full'"),  # type: ignore[arg-type]
     "no wish": (once("hello"), "neither a Send nor a Post"),
     "no JSON": (once(Post("ledger", object())), "object"),
 }
@@ -312,6 +434,7 @@ def test_what_can_not_be_sent_whatever_the_values_stops_the_policy_by_name(make:
 
 
 EMOJI = "\N{GRINNING FACE}" * 60
+LATER = Send("accounts/b", Deposit(cents=1, on=DAY), later=ChargeFee(cents=1, on=DAY), after=timedelta(days=1))
 INVALID = {
     "a stream's name too long": (once(Send(f"accounts/{EMOJI}", Deposit(cents=1, on=DAY))), "longer than 200 bytes"),
     "a control character": (once(Send("accounts/a\0", Deposit(cents=1, on=DAY))), "without control characters"),
@@ -319,6 +442,8 @@ INVALID = {
     # PostgreSQL keeps both, and psycopg can't read them back: the relay and `samefold outbox` would fail at each start
     "due before the year 1": (once(Send("accounts/b", Deposit(cents=1, on=DAY), due=TOO_EARLY)), "due"),
     "due after the year 9999": (once(Send("accounts/b", Deposit(cents=1, on=DAY), due=TOO_LATE)), "due"),
+    "after in the past": (once(replace(LATER, after=-timedelta(seconds=1))), "`after`"),
+    "after centuries": (once(replace(LATER, after=timedelta.max)), "`after`"),
     "no number": (once(Post("ledger", {"rate": float("nan")})), "JSON can't hold"),
     "no endpoint": (once(Post(EMOJI, {})), "an endpoint's name"),
     "a command that its class refuses": (late, "Deposit: cents: Input should be greater than or equal to 1"),

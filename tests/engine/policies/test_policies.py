@@ -22,6 +22,7 @@ from infra.log.records import Command
 from infra.log.rule import START, Reading
 from infra.settings import Settings
 from infra.testing.waiting import DEADLINE_S, until
+from policies import transfers
 from policies.engine.activations import switch
 from policies.engine.policy import Policy, Send, discover
 from policies.engine.process import Policies
@@ -129,6 +130,26 @@ def test_other_teams_sums_of_public_events_are_the_balances(world: Settings, tmp
     stored = {event.type for commit in commits(world) for event in commit.events}
     assert {kind.__name__ for kind in get_args(Movement)} <= stored
     assert {how for _, how in ways.values()} == {"completed", "failed", "refunded"}
+def test_no_outage_refunds_a_transfer(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long first the policies and then the handlers do not run: to give up takes no time here."""
+    monkeypatch.setattr(transfers, "PATIENCE", timedelta())
+    set_up(world)
+    asked: dict[str, Any] = {"source": "1", "target": "2", "cents": 1, "on": "2026-01-04"}
+    requests = [command(f"transfers/{n}", f"ask-{n}", "RequestTransfer", **asked) for n in range(20)]
+    with agent(world):
+        with running(world, discover()["transfers"]):
+            pass  # live from the first event on
+        with handler(world):
+            send(world, open_account("1"), open_account("2"), deposit("1", "d1", 20), *requests)
+            until(lambda: len(commits(world)) == 23, "all are requested")
+        with running(world, discover()["transfers"]):
+            until(lambda: scalar(world, "select count(*) from outbox where sent_at is not null") == 20, "all are sent")
+            with handler(world):
+                until(lambda: open_wishes(world) == 0 and balance(world, "2") == 20, "all has ended")
+        ended = "select array_agg(distinct state) from transfers_v1"
+        until(lambda: scalar(world, ended) == ["completed"], "all are complete")
+    given_up = [one for one in commits(world) if one.command_id.endswith("~then~later")]
+    assert [one.events for one in given_up] == [[]] * 20, "each has given up, later than it mattered"
 
 
 def failing(event: MoneyDeposited, at: At) -> Iterable[Send]:

@@ -321,6 +321,58 @@ def test_a_parked_event_is_dropped_and_the_rest_goes_on(parked: Bookkeeper, db: 
     assert (id_of("saving", "accounts/ada", 5, 0), True) in ids(db)
 
 
+# ── samefold processes ──
+
+
+def test_each_process_is_listed_with_what_it_waits_for_and_those_that_need_a_person_are_stuck(
+    parked: Bookkeeper, db: Connection, cli: Samefold
+) -> None:
+    db.execute("update parked set parked_at = '2026-01-09'")
+    insert(db, "saving~1", stream="accounts/1", wished_at="2026-01-03", type="Deposit", target="accounts/savings")
+    insert(db, "saving~2", stream="accounts/1", wished_at="2026-01-02", due="2099-01-01")
+    insert(db, "saving~3", stream="accounts/2", wished_at="2026-01-04", sent_at="2026-01-05")
+    insert(db, "saving~4", stream="accounts/2", wished_at="2026-01-06", dead="refused: failed")
+    insert(db, "other~1", policy="other", stream="accounts/1", wished_at="2026-01-07")
+    insert(db, "saving~9", kind=None, stream=None, outcome="accepted")
+    found = answer(cli, "processes")["processes"]
+    assert [(one["policy"], one["stream"], one["stuck"], one["since"][:10]) for one in found] == [
+        ("saving", "accounts/1", False, "2026-01-02"),
+        ("saving", "accounts/2", True, "2026-01-04"),
+        ("other", "accounts/1", False, "2026-01-07"),
+        ("saving", "accounts/ada", True, "2026-01-09"),
+    ]
+    assert [[(wait["what"], wait["id"]) for wait in one["first"]] for one in found] == [
+        [("timer", "saving~2"), ("unsent", "saving~1")],
+        [("dead", "saving~4"), ("sent", "saving~3")],
+        [("unsent", "other~1")],
+        [("parked", None)],
+    ]
+    text = cli("processes").stdout
+    assert "unsent Deposit accounts/savings saving~1" in " ".join(text.split())
+    stuck = answer(cli, "processes", "--stuck", "--policy", "saving")["processes"]
+    assert [(one["stream"], [wait["why"] for wait in one["first"]]) for one in stuck] == [
+        ("accounts/2", ["refused: failed"]),
+        ("accounts/ada", [found[3]["first"][0]["why"]]),
+    ]
+    assert "There may be more" in cli("processes", "--limit", "1").stdout
+    assert cli("processes", "--policy", "nosuch").stderr.startswith("unknown-policy: ")
+
+
+@pytest.mark.parametrize("column", ["type", "then_type", "otherwise_type", "later_type"])
+def test_a_switch_is_refused_while_a_policy_has_wished_commands_that_it_would_drop(
+    bank: Bookkeeper, db: Connection, cli: Samefold, column: str
+) -> None:
+    db.execute("insert into command_types values ('accounts', 'Steal'), ('transfers', 'Steal')")
+    types = {"target": "accounts/2", "type": "Deposit", column: "Steal"}
+    insert(db, "saving~1", **types)
+    insert(db, "saving~2", **types)
+    refused = cli("switch")
+    assert (refused.returncode, refused.stderr.partition(":")[0]) == (1, "types-wished")
+    assert "2 of accounts.Steal (policy saving)" in refused.stderr
+    db.execute("delete from outbox")
+    assert {"accounts.Steal", "transfers.Steal"} <= set(answer(cli, "switch")["removed"])
+
+
 # ── metrics, trimming ──
 
 
@@ -341,6 +393,7 @@ def test_lag_parked_streams_and_the_outbox_are_metrics(parked: Bookkeeper, db: C
     try:
         until(lambda: value("outbox_dead", policy="saving") == 1, "the exporter has read both stores")
         until(lambda: value("parked_streams", view="policy_saving") == 1, "the exporter has read both stores")
+        until(lambda: value("processes_stuck", policy="saving") == 2, "the exporter has read both stores")
     finally:
         exporter.stopping.set()
         thread.join(30)

@@ -279,7 +279,9 @@ LATER = (
     "balances_v2, statement_v2, streams_accounts_v3"
 )
 """What the sample's migrations make after the first one."""
-OF_THE_CORE = "event_types, personal_keys, forgotten_subjects, keys_position, outbox, activations, stopped_views"
+OF_THE_CORE = (
+    "event_types, personal_keys, forgotten_subjects, keys_position, outbox, activations, stopped_views, relay_leases"
+)
 OLDER = {
     "transfers": ([VIEWS], LATER, "9c41f0d2be67", "streams_accounts_v1", "('accounts/1', 1, '{}', 0)"),
     "the branches": (  # core migration 0001 used to make the bank's tables, too
