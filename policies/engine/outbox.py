@@ -1,4 +1,4 @@
-"""The outbox: a policy's wishes on their way, and what a batch writes of them.
+"""The outbox: the commands that a policy wishes, on their way, and what a batch writes of them. Its posts are in `posts`.
 
 A row has two halves. The wish comes from an event of the policy's subscription; the outcome from the commit that the wished
 command got, accepted or rejected. They may be read in either order: from other partitions, or again after a database was restored.
@@ -32,6 +32,7 @@ from infra.domain_model.versions import stored_type, summary
 from infra.log.records import Command, Commit, time_of
 from infra.personal.fields import sealed_validator
 from infra.settings import ENDPOINT_NAME
+from policies.engine import posts
 from policies.engine.policy import Policy, Post, Send
 from projections.engine.fold.fold import Changes
 from projections.engine.store.rows import Statement
@@ -258,22 +259,28 @@ _COLUMNS = tuple(_TYPES)
 
 def _writes(policy: Policy, offer: Offer | None, with_outcomes: bool, batches: Sequence[Changes]) -> list[Statement]:
     rows: dict[str, _Row] = {}
+    posted: list[Wish] = []
     for batch in batches:
         if wishes := batch.added[policy.agent]:
             commits = {offset: commit for offset, _, commit in batch.counted}
             for wish in wishes:
-                rows.setdefault(wish.id, {}).update(_first_half(wish, commits[wish.at.offset]))
+                if wish.kind == "post":
+                    posted.append(wish)
+                else:
+                    rows.setdefault(wish.id, {}).update(_first_half(wish, commits[wish.at.offset]))
         if with_outcomes:
             prefix = f"{policy.name}~"
             for _, _, commit in batch.counted:
                 if commit.command_id.startswith(prefix):
                     rows.setdefault(commit.command_id, {}).update(_second_half(commit))
+    statements = posts.writes(policy.name, posted, offer and (lambda _: offer(())))
     if not rows:
-        return []
+        return statements
     ids = sorted(rows)
     follow_ups = sorted(ident + which for ident in ids for which in (THEN, OTHERWISE))
     known = {"policy": policy.name}
     return [
+        *statements,
         Statement(_UPSERT, _arrays([rows[ident] | known | {"id": ident} for ident in ids])),
         Statement(_MEET, [binary_arrays.texts(ids)]),
         Statement(_END, [binary_arrays.texts(follow_ups)]),

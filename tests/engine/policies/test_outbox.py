@@ -110,6 +110,9 @@ class Agent:
         """The outbox by id."""
         return {row["id"]: row for (row,) in self.db.execute("select to_jsonb(o) from outbox o order by id")}
 
+    def posts(self) -> dict[str, dict[str, Any]]:
+        return {row["id"]: row for (row,) in self.db.execute("select to_jsonb(p) from posts p order by id")}
+
     def dead(self) -> dict[str, str]:
         """Why the outbox's rows are dead letters, by id."""
         return {ident: (row["dead"] or "").partition(":")[0] for ident, row in self.rows().items()}
@@ -125,7 +128,7 @@ def make(shared_world: Settings) -> Iterator[Make]:
     with connect(shared_world, "test") as db:
         prepare(db)
         check_contract(db, Contract.of(events))
-        db.execute("delete from outbox")
+        db.execute("truncate outbox, posts, lanes")
         db.execute("delete from parked")
         at = dict.fromkeys(range(8), START._replace(next_offset=1, epoch=0))
         set_generation(db, shared_world.events_topic, {"policy_saving": at}, "test")
@@ -257,8 +260,9 @@ def test_a_timer_begins_a_new_chain(make: Make) -> None:
 def test_a_post_is_a_row_without_an_outcome(make: Make) -> None:
     agent = make(policy(once(Post("ledger", {"cents": 5}))))
     agent.apply({0: deposited()})
-    [post] = agent.rows().values()
-    assert (post["kind"], post["target"], json.loads(post["body"])) == ("post", "ledger", {"cents": 5})
+    [post] = agent.posts().values()
+    assert (post["endpoint"], json.loads(post["body"])) == ("ledger", {"cents": 5})
+    assert agent.rows() == {}
 
 
 NUMBERS = count()
