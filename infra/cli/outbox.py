@@ -98,7 +98,7 @@ def retry(
     from policies.engine.operate import retry as run
 
     which = _which(idents, policy, endpoint, reason, since)
-    with terminal.progress("retry", None, quiet=as_json) as advance:
+    with terminal.progress("retry", None, quiet=as_json or bool(idents)) as advance:
         retried, left = run(Settings(), which, advance)
 
     def text(_: Any) -> Iterator[str]:
@@ -135,7 +135,7 @@ def drop(
         many = f"{total:,} wishes{' or more' if which.ids is None and total >= COUNTED else ''}"
         what = many if total > SHOWN else ", ".join(one.id for one in found)
         typer.confirm(f"Drop {what}?{_lost(found, all_of_it=total > len(found))}", abort=True, err=True)
-    with terminal.progress("drop", None, quiet=as_json) as advance:
+    with terminal.progress("drop", None, quiet=as_json or bool(idents)) as advance:
         dropped = run(settings, which, advance)
     terminal.show({"dropped": dropped}, lambda _: [f"Dropped {dropped:,}."], as_json=as_json)
 
@@ -178,8 +178,7 @@ def _which(
     if idents == ["-"]:
         idents = sys.stdin.read().split()
     since = since and since.replace(tzinfo=UTC)
-    ids = idents or None
-    return Which(ids=ids, policy=policy, endpoint=endpoint, reason=reason, since=since, alive=alive or ids is not None)
+    return Which(ids=idents or None, policy=policy, endpoint=endpoint, reason=reason, since=since, alive=alive)
 
 
 def _row(one: WishNow) -> tuple[Any, ...]:

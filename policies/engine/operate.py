@@ -83,7 +83,7 @@ class WishNow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Which:
-    """Dead letters that all of this fits; with `ids` or `alive`, other wishes too."""
+    """Wishes that all of this fits: of those that `ids` names any, else dead letters; with `alive`, any."""
 
     ids: Sequence[str] | None = None
     policy: str | None = None
@@ -171,8 +171,9 @@ _STATE = """case when dead is not null then 'dead' when kind is null then 'outco
 _STATE_OF_POST = """case when dead is not null then 'dead' when p.endpoint <> all(%(named)s) then 'no-endpoint'
   when next_attempt > now() and not claimed then 'waiting' else 'unsent' end"""
 _FITS = """(%(ids)s::text[] is null or id = any(%(ids)s)) and (%(policy)s::text is null or policy = %(policy)s)
-  and (%(alive)s or dead is not null) and (%(reason)s::text is null or split_part(dead, ':', 1) = %(reason)s)
-  and (%(since)s::timestamptz is null or wished_at >= %(since)s)"""
+  and (%(reason)s::text is null or split_part(dead, ':', 1) = %(reason)s)
+  and (%(since)s::timestamptz is null or wished_at >= %(since)s)
+  and (%(alive)s or %(ids)s::text[] is not null or dead is not null)"""
 _COMMANDS = f"outbox where %(endpoint)s::text is null and {_FITS}"
 _POSTS = f"posts where (%(endpoint)s::text is null or endpoint = %(endpoint)s) and {_FITS}"
 _OLDEST = "order by wished_at nulls last, id limit %(limit)s"
@@ -226,7 +227,7 @@ def wish(settings: Settings, ident: str) -> dict[str, Any]:
 
 def named(settings: Settings, idents: Sequence[str]) -> list[WishNow]:
     """These wishes. Raises NoSuchWish, DatabaseUnavailable."""
-    _, found = wishes(settings, Which(ids=idents, alive=True))
+    _, found = wishes(settings, Which(ids=idents))
     if missing := sorted({*idents} - {one.id for one in found}):
         raise _missing(missing)
     return found

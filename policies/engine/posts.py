@@ -93,7 +93,7 @@ def drop(connection: Connection, ids: Sequence[str]) -> int:
     lanes = connection.execute(_LOCK_LANES, [ids]).fetchall()
     dropped = connection.execute("delete from posts where id = any(%s)", [ids]).rowcount
     if lanes:
-        connection.execute(_CLOSE_LANES, list(zip(*lanes, strict=True)))
+        connection.execute(_CLOSE_LANES, [list(column) for column in zip(*lanes, strict=True)])
     return dropped
 
 

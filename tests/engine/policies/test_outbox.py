@@ -23,7 +23,7 @@ from infra.log import topics
 from infra.log.records import Command, Commit, EventRecord, Reason
 from infra.log.rule import START, Counted, Reading
 from infra.settings import Settings
-from policies.engine.operate import NotDead, retry
+from policies.engine.operate import NotDead, Which, drop, retry
 from policies.engine.outbox import MOST_DEPTH, MOST_WISHES, id_of, view_of
 from policies.engine.policy import Policy, Post, Send
 from projections.engine.fold.errors import PoisonEvent
@@ -165,6 +165,15 @@ def test_a_refused_wish_becomes_its_otherwise(agent: Agent) -> None:
     agent.apply({0: deposited(), 1: REFUSED})
     [otherwise] = agent.rows().values()
     assert (otherwise["id"], otherwise["type"]) == (f"{WISH}~otherwise", "ChargeFee")
+
+
+@pytest.mark.parametrize("answer", [DEPOSIT, REFUSED], ids=["accepted", "refused"])
+def test_a_wish_that_was_dropped_after_it_was_sent_ends_with_its_outcome(agent: Agent, answer: Commit) -> None:
+    agent.apply({0: deposited()})
+    drop(agent.world, Which(ids=[WISH]))
+    assert [row["kind"] for row in agent.rows().values()] == ["dropped"]
+    agent.apply({1: answer})
+    assert agent.rows() == {}, "neither a follow-up nor an outcome that waits for its wish"
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
@@ -335,16 +344,17 @@ def test_what_a_value_makes_unsendable_is_a_dead_letter_and_the_policy_goes_on(m
     react, why = INVALID[invalid]
     agent = make(policy(react))
     assert agent.apply({0: [deposited(), deposited(1, "accounts/b")]}) is Fate.APPLIED
-    dead = [row for row in agent.rows().values() if row["dead"]]
-    assert {(row["stream"], row["target"], row["body"]) for row in dead} == {
-        ("accounts/a", None, None),
-        ("accounts/b", None, None),
+    rows = agent.rows() | agent.posts()
+    dead = [row for row in rows.values() if row["dead"]]
+    assert {(row["stream"], row.get("target"), row.get("endpoint"), row["body"]) for row in dead} == {
+        ("accounts/a", None, None, None),
+        ("accounts/b", None, None, None),
     }
     assert all(row["dead"].startswith("invalid-wish: ") and why in row["dead"] for row in dead)
     assert EMOJI not in str(dead)
-    assert len(agent.rows()) == len(dead) * (2 if react is late else 1)
+    assert len(rows) == len(dead) * (2 if react is late else 1)
     with pytest.raises(NotDead, match="no body was kept"):
-        retry(agent.world, [dead[0]["id"]])
+        retry(agent.world, Which(ids=[dead[0]["id"]]))
 
 
 def refused(event: TransferRequested, at: At) -> Iterator[Send]:
