@@ -163,7 +163,7 @@ def _state(known: Sequence[Activation], code: Policy | None, needs: Sequence[int
 
 STEP = 1_000
 """Wishes that are changed in one transaction."""
-COUNTED = 10_000
+COUNTED = 1_000
 """Wishes beyond these are not counted, of either table."""
 
 _STATE = """case when dead is not null then 'dead' when kind is null then 'outcome' when kind = 'dropped' then 'dropped'
@@ -205,7 +205,7 @@ select {_STATE_OF_POST} as state, 'post' as kind, p.*, next_attempt
 def wishes(settings: Settings, which: Which, *, limit: int | None = None) -> tuple[int, list[WishNow]]:
     """How many there are, counted up to COUNTED, and the first of them, the oldest first. Raises DatabaseUnavailable."""
     values = _values(settings, which) | {"limit": limit}
-    with naming(settings), connect(settings, "samefold outbox") as connection:
+    with naming(settings), connect(settings, "samefold outbox", by_key=True) as connection:
         [(count,)] = connection.execute(_COUNT, values)
         return count, connection.cursor(row_factory=class_row(WishNow)).execute(_WISHES, values).fetchall()
 

@@ -124,6 +124,8 @@ class Webhooks:
             finally:
                 self._loop = None
                 await _cancel(tasks)
+                for queue in queues:
+                    await queue.give_back()
                 self._thread.submit(self._disconnect)
                 self._thread.shutdown(wait=False)
 
@@ -221,7 +223,6 @@ class _Queue:
         finally:
             await _cancel(self._sending.values())
             self._lookups.shutdown(wait=False, cancel_futures=True)
-            await self._give_back()
 
     async def _woken(self) -> None:
         """Wait for a kick, the end of a lane or the time, and raise what a lane raised."""
@@ -246,7 +247,7 @@ class _Queue:
             self._sending[lane] = asyncio.create_task(self._deliver(lane, post, until))
             self._sending[lane].add_done_callback(lambda _: self.wake.set())
 
-    async def _give_back(self) -> None:
+    async def give_back(self) -> None:
         """Let other processes have the lanes at once, if the database answers."""
         with suppress(SamefoldError, TimeoutError):
             async with asyncio.timeout(TURN_S):

@@ -24,7 +24,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from infra.database.connect import connect
+from infra.database.connect import Connection, connect
 from infra.errors import BadSettings
 from infra.observability.metrics import REGISTRY
 from infra.settings import Endpoint, Settings
@@ -125,6 +125,16 @@ def put(
     settings: Settings, endpoint: str, stream: str, versions: Collection[int], policy: str = "letters"
 ) -> list[str]:
     """Posts, as a policy's batch writes them; their ids."""
+    with connect(settings, "test") as db:
+        prepare(db)
+        with db.transaction():
+            return written(db, endpoint, stream, versions, policy)
+
+
+def written(
+    db: Connection, endpoint: str, stream: str, versions: Collection[int], policy: str = "letters"
+) -> list[str]:
+    """The same in this transaction."""
     ids = [f"{policy}~{endpoint}.{stream.replace('/', '.')}.{version}" for version in versions]
     wishes = [
         Wish(
@@ -133,11 +143,8 @@ def put(
         )
         for ident, version in zip(ids, versions, strict=True)
     ]
-    with connect(settings, "test") as db:
-        prepare(db)
-        with db.transaction():
-            for statement in writes(policy, wishes):
-                db.execute(statement.query, statement.parameters)
+    for statement in writes(policy, wishes):
+        db.execute(statement.query, statement.parameters)
     return ids
 
 
@@ -289,18 +296,41 @@ def test_the_next_post_of_a_stream_waits_for_its_predecessor_and_other_streams_d
 
 def test_a_slow_endpoint_does_not_hold_up_another(world: Settings, receiver: Receiver) -> None:
     settings = with_endpoints(world, slow=receiver.url("slow/never"), fast=receiver.url("fast/ok"))
-    settings = within(settings, 120, "slow")
+    slow = settings.webhooks["slow"].model_copy(update={"timeout_s": 120, "in_flight": 7})
+    settings = settings.model_copy(update={"webhooks": settings.webhooks | {"slow": slow}})
     for number in range(10):
         put(settings, "slow", f"boxes/{number}", [1, 2])
     with posting(settings) as webhooks:
-        until(lambda: len(receiver.got("slow")) == 4, "the slow endpoint has all that it gets at once")
+        until(lambda: len(receiver.got("slow")) == 7, "the slow endpoint has all that it gets at once")
         for number in range(10):
             put(settings, "fast", f"boxes/{number}", range(1, 6))
         webhooks.kick()
         until(lambda: len(receiver.got("fast")) == 50, "the fast endpoint has got all")
         until(lambda: len(waiting(settings)) == 20, "all of them have left the outbox")
-        assert len(receiver.got("slow")) == 4
+        assert len(receiver.got("slow")) == 7
     assert len(waiting(settings)) == 20, "a request that was cancelled is not forgotten"
+    with posting(with_endpoints(world, slow=receiver.url("again/ok"))):
+        until(empty(settings), "the process gave its lanes back: nobody waits for the end of a lease of two minutes")
+
+
+def test_two_processes_share_what_is_posted(world: Settings, receiver: Receiver) -> None:
+    """As of two releases in a deployment, whose groups have all partitions each."""
+    settings = with_endpoints(world, first=receiver.url("first/ok"), second=receiver.url("second/ok"))
+    ids = put_many(settings, streams=8, versions=5)
+    with posting(settings), posting(settings):
+        until(empty(settings), "all is delivered")
+    require_all(settings, receiver, ids)
+    assert len(receiver.got()) == len(ids), "each once"
+
+
+def test_posts_that_come_while_their_lane_ends_are_posted(world: Settings, receiver: Receiver) -> None:
+    settings = with_endpoints(world, good=receiver.url("good/ok"))
+    with posting(settings) as webhooks:
+        for version in range(1, 101):
+            put(settings, "good", "boxes/1", [version])
+            webhooks.kick()
+        until(empty(settings), "none is left without a lane")
+    assert [request["body"]["version"] for request in receiver.got()] == [*range(1, 101)]
 
 
 def test_names_that_nobody_resolves_do_not_hold_up_another_endpoint(
@@ -576,6 +606,7 @@ def test_the_nearest_source_names_all_endpoints(tmp_path: Path, monkeypatch: pyt
         (as_json(url="https://me:hidden@a/"), "SAMEFOLD_WEBHOOKS, billing, url: it must hold no user"),
         (as_json(url="https://a:99999/hidden"), "SAMEFOLD_WEBHOOKS, billing, url: it is not a URL"),
         (as_json(timeout_s=0), "SAMEFOLD_WEBHOOKS, billing, timeout_s"),
+        (as_json(in_flight=0), "SAMEFOLD_WEBHOOKS, billing, in_flight"),
         (as_json(uri="hidden"), "SAMEFOLD_WEBHOOKS, billing, uri"),
     ],
 )
