@@ -296,7 +296,7 @@ def test_the_next_post_of_a_stream_waits_for_its_predecessor_and_other_streams_d
 
 def test_a_slow_endpoint_does_not_hold_up_another(world: Settings, receiver: Receiver) -> None:
     settings = with_endpoints(world, slow=receiver.url("slow/never"), fast=receiver.url("fast/ok"))
-    slow = settings.webhooks["slow"].model_copy(update={"timeout_s": 120, "in_flight": 7})
+    slow = settings.webhooks["slow"].model_copy(update={"timeout_s": 300, "in_flight": 7})
     settings = settings.model_copy(update={"webhooks": settings.webhooks | {"slow": slow}})
     for number in range(10):
         put(settings, "slow", f"boxes/{number}", [1, 2])
@@ -310,7 +310,7 @@ def test_a_slow_endpoint_does_not_hold_up_another(world: Settings, receiver: Rec
         assert len(receiver.got("slow")) == 7
     assert len(waiting(settings)) == 20, "a request that was cancelled is not forgotten"
     with posting(with_endpoints(world, slow=receiver.url("again/ok"))):
-        until(empty(settings), "the process gave its lanes back: nobody waits for the end of a lease of two minutes")
+        until(empty(settings), "the process gave its lanes back: nobody waits for the end of a lease of five minutes")
 
 
 def test_two_processes_share_what_is_posted(world: Settings, receiver: Receiver) -> None:
