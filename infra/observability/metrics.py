@@ -95,6 +95,9 @@ AGENT_PARKED = _counter("agent_parked", "Streams that were parked.", "agent", "v
 # ── the policies ──
 
 WEBHOOK_ATTEMPTS = _counter("webhook_attempts", "Posts that were tried, by what came of it.", "endpoint", "result")
+WEBHOOK_UNKNOWN_ENDPOINTS = _gauge(
+    "webhook_unknown_endpoints", "Endpoints that posts wait for, which this process's settings do not name."
+)
 
 
 # ── the publishers ──

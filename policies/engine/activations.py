@@ -266,9 +266,10 @@ def remove(settings: Settings, name: str) -> Activation:
         if live == REMOVED:
             raise NeverLive(f"Policy '{name}' is not live.", _SEE)
         [(wishes, parked)] = connection.execute(
-            "select (select count(*) from outbox where policy = %s and kind is not null), "
-            "(select count(*) from parked where table_name = %s)",
-            (name, agent_of(name)),
+            "select (select count(*) from outbox where policy = %(policy)s and kind = 'send')"
+            " + (select count(*) from posts where policy = %(policy)s),"
+            " (select count(*) from parked where table_name = %(agent)s)",
+            {"policy": name, "agent": agent_of(name)},
         ).fetchall()
         if wishes:
             raise WishesOpen(

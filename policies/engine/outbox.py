@@ -1,4 +1,4 @@
-"""The outbox: a policy's wishes on their way, and what a batch writes of them.
+"""The outbox: the commands that a policy wishes, on their way, and what a batch writes of them. Its posts are in `posts`.
 
 A row has two halves. The wish comes from an event of the policy's subscription; the outcome from the commit that the wished
 command got, accepted or rejected. They may be read in either order: from other partitions, or again after a database was restored.
@@ -36,6 +36,7 @@ from infra.domain_model.versions import stored_type, summary
 from infra.log.records import Command, Commit, time_of
 from infra.personal.fields import sealed_validator
 from infra.settings import ENDPOINT_NAME
+from policies.engine import posts
 from policies.engine.policy import Policy, Post, Send
 from projections.engine.fold.fold import Changes
 from projections.engine.store.rows import Statement
@@ -288,22 +289,28 @@ _COLUMNS = tuple(_TYPES)
 
 def _writes(policy: Policy, offer: Offer | None, with_outcomes: bool, batches: Sequence[Changes]) -> list[Statement]:
     rows: dict[str, _Row] = {}
+    posted: list[Wish] = []
     for batch in batches:
         if wishes := batch.added[policy.agent]:
             commits = {offset: commit for offset, _, commit in batch.counted}
             for wish in wishes:
-                rows.setdefault(wish.id, {}).update(_first_half(wish, commits[wish.at.offset]))
+                if wish.kind == "post":
+                    posted.append(wish)
+                else:
+                    rows.setdefault(wish.id, {}).update(_first_half(wish, commits[wish.at.offset]))
         if with_outcomes:
             prefix = f"{policy.name}~"
             for _, _, commit in batch.counted:
                 if commit.command_id.startswith(prefix):
                     rows.setdefault(commit.command_id, {}).update(_second_half(commit))
+    statements = posts.writes(policy.name, posted, offer and (lambda _: offer(())))
     if not rows:
-        return []
+        return statements
     ids = sorted(rows)
     known, chain = {"policy": policy.name}, _chain(ids)
     every = binary_arrays.texts(sorted(one for some in chain for one in some))
     return [
+        *statements,
         Statement(_UPSERT, _arrays([rows[ident] | known | {"id": ident} for ident in ids])),
         *(Statement(_MEET, [binary_arrays.texts(some)]) for some in chain),
         Statement(_DIE, [every]),
@@ -390,13 +397,9 @@ def _listed(columns: Iterable[str], form: str = "{0}") -> str:
     return ", ".join(form.format(column) for column in columns)
 
 
-_POSTED = """
-(kind = 'post' and wished_at < (select posts_from from activations a where a.policy = u.policy and number = 1)) is not true"""
-"""No post of an event before the moment that an operator named in a new database: it was made in the old one."""
-
 _UPSERT = f"""
 insert into outbox as t ({_listed(_COLUMNS)})
-select {_listed(_COLUMNS)} from unnest({_listed(_COLUMNS, "%s")}) u ({_listed(_COLUMNS)}) where {_POSTED}
+select {_listed(_COLUMNS)} from unnest({_listed(_COLUMNS, "%s")}) u ({_listed(_COLUMNS)})
     on conflict (id) do update set {_listed(_COLUMNS[1:], "{0} = coalesce(t.{0}, excluded.{0})")}
 """.encode()  # noqa: S608  # sorted by id, so that transactions can't deadlock on them
 
@@ -408,7 +411,7 @@ _SAME = f"""
 (fingerprint is null or fingerprint || ' ' || target = outcome_fingerprint
   or fingerprint = '{ANY}' and substr(outcome_fingerprint, strpos(outcome_fingerprint, ' ') + 1) = target)"""
 _EXPECTED = """
-(outcome = 'accepted' or otherwise_type is not null or refusal = any(string_to_array(coalesce(expected, ''), ' ')))"""
+(kind = 'dropped' or outcome = 'accepted' or otherwise_type is not null or refusal = any(string_to_array(coalesce(expected, ''), ' ')))"""
 
 _MEET = f"""
 with met as (delete from outbox where id = any(%s) and {_BOTH} and {_SAME} and {_EXPECTED} returning *),

@@ -30,9 +30,12 @@ class ProcessNow:
 _PROCESSES = b"""
 with waits as (
   select policy, stream, id, target, type, dead as why, wished_at as since, case when dead is null then due end as until,
-         case when dead is not null then 'dead' when kind = 'post' then 'post' when sent_at is not null then 'sent'
-              when due > now() then 'timer' else 'unsent' end as what
-    from outbox where kind is not null and (dead is not null or not %(stuck)s)
+         case when dead is not null then 'dead' when sent_at is not null then 'sent' when due > now() then 'timer' else 'unsent' end as what
+    from outbox where kind = 'send' and (dead is not null or not %(stuck)s)
+   union all
+  select policy, stream, id, endpoint, null, dead, wished_at, case when not claimed then next_attempt end,
+         case when dead is not null then 'dead' else 'post' end
+    from posts left join lanes using (endpoint, policy, stream) where dead is not null or not %(stuck)s
    union all
   select substr(view, 8), stream, null, null, null, error, parked_at, null, 'parked'
     from parked where starts_with(view, 'policy_'))

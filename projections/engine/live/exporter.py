@@ -59,9 +59,9 @@ class Exporter:
             for agent, partition, next_offset in connection.execute(_POSITIONS, (self.settings.events_topic,)):
                 positions.setdefault(agent, {})[partition] = next_offset
             views = connection.execute(VIEWS).fetchall()
-            for policy, streams in connection.execute(STUCK):
-                metrics.PROCESSES_STUCK.labels(policy).set(streams)
             if (began := time.monotonic()) >= self._outbox_at:
+                for policy, streams in connection.execute(STUCK):
+                    metrics.PROCESSES_STUCK.labels(policy).set(streams)
                 tell_outbox(connection.execute(OUTBOX).fetchall())
                 ended = time.monotonic()
                 self._outbox_at = ended + (ended - began) * REST

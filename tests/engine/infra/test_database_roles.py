@@ -76,6 +76,8 @@ event_types           agent handler               agent                -        
 activations           agent policy api            policy               policy        -
 outbox                policy                      policy               policy        policy
 relay_leases          policy                      policy               policy        policy
+posts                 policy                      policy               policy        policy
+lanes                 policy                      policy               policy        policy
 personal_keys         policy api                  policy api           -             -
 forgotten_subjects    policy api                  policy api           -             -
 keys_position         policy api                  policy api           -             -
@@ -91,6 +93,8 @@ BY_COLUMN = {
     ("handler", "update positions set epoch = 0, generation = generation"): False,
     ("api", "select policy, kind, stream, dead, due, wished_at, sent_at from outbox"): True,
     ("api", "select id, table_name from builds"): True,
+    ("api", "select policy, dead, wished_at from posts"): True,
+    ("api", "select body from posts"): False,
     ("api", "select body from outbox"): False,
     ("api", "select then_body from outbox"): False,
     ("api", "update personal_keys set wrapped = null, master = ''"): True,

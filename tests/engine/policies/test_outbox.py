@@ -23,7 +23,7 @@ from infra.log import topics
 from infra.log.records import Command, Commit, EventRecord, Reason
 from infra.log.rule import START, Counted, Reading
 from infra.settings import Settings
-from policies.engine.operate import NotDead, retry
+from policies.engine.operate import NotDead, Which, drop, retry
 from policies.engine.outbox import MOST_DEPTH, MOST_WISHES, id_of, view_of
 from policies.engine.policy import Policy, Post, Send
 from projections.engine.fold.errors import PoisonEvent
@@ -110,6 +110,9 @@ class Agent:
         """The outbox by id."""
         return {row["id"]: row for (row,) in self.db.execute("select to_jsonb(o) from outbox o order by id")}
 
+    def posts(self) -> dict[str, dict[str, Any]]:
+        return {row["id"]: row for (row,) in self.db.execute("select to_jsonb(p) from posts p order by id")}
+
     def dead(self) -> dict[str, str]:
         """Why the outbox's rows are dead letters, by id."""
         return {ident: (row["dead"] or "").partition(":")[0] for ident, row in self.rows().items()}
@@ -125,7 +128,7 @@ def make(shared_world: Settings) -> Iterator[Make]:
     with connect(shared_world, "test") as db:
         prepare(db)
         check_contract(db, Contract.of(events))
-        db.execute("delete from outbox")
+        db.execute("truncate outbox, posts, lanes")
         db.execute("delete from parked")
         at = dict.fromkeys(range(8), START._replace(next_offset=1, epoch=0))
         set_generation(db, shared_world.events_topic, {"policy_saving": at}, "test")
@@ -269,6 +272,15 @@ def test_a_later_command_without_another_one_waits_for_the_answer_itself(make: M
     assert (later["id"], later["depth"]) == (f"{WISH}~later", 8), "at once, it would let a cycle run for ever"
 
 
+@pytest.mark.parametrize("answer", [DEPOSIT, REFUSED], ids=["accepted", "refused"])
+def test_a_wish_that_was_dropped_after_it_was_sent_ends_with_its_outcome(agent: Agent, answer: Commit) -> None:
+    agent.apply({0: deposited()})
+    drop(agent.world, Which(ids=[WISH]))
+    assert [row["kind"] for row in agent.rows().values()] == ["dropped"]
+    agent.apply({1: answer})
+    assert agent.rows() == {}, "neither a follow-up nor an outcome that waits for its wish"
+
+
 @pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
 def test_whatever_is_read_first_the_outbox_ends_the_same(agent: Agent, order: tuple[int, ...]) -> None:
     """The three commits are of three partitions. A restored database reads old outcomes before their wishes."""
@@ -374,8 +386,9 @@ def test_a_timer_begins_a_new_chain(make: Make) -> None:
 def test_a_post_is_a_row_without_an_outcome(make: Make) -> None:
     agent = make(policy(once(Post("ledger", {"cents": 5}))))
     agent.apply({0: deposited()})
-    [post] = agent.rows().values()
-    assert (post["kind"], post["target"], json.loads(post["body"])) == ("post", "ledger", {"cents": 5})
+    [post] = agent.posts().values()
+    assert (post["endpoint"], json.loads(post["body"])) == ("ledger", {"cents": 5})
+    assert agent.rows() == {}
 
 
 NUMBERS = count()
@@ -456,16 +469,17 @@ def test_what_a_value_makes_unsendable_is_a_dead_letter_and_the_policy_goes_on(m
     react, why = INVALID[invalid]
     agent = make(policy(react))
     assert agent.apply({0: [deposited(), deposited(1, "accounts/b")]}) is Fate.APPLIED
-    dead = [row for row in agent.rows().values() if row["dead"]]
-    assert {(row["stream"], row["target"], row["body"]) for row in dead} == {
-        ("accounts/a", None, None),
-        ("accounts/b", None, None),
+    rows = agent.rows() | agent.posts()
+    dead = [row for row in rows.values() if row["dead"]]
+    assert {(row["stream"], row.get("target"), row.get("endpoint"), row["body"]) for row in dead} == {
+        ("accounts/a", None, None, None),
+        ("accounts/b", None, None, None),
     }
     assert all(row["dead"].startswith("invalid-wish: ") and why in row["dead"] for row in dead)
     assert EMOJI not in str(dead)
-    assert len(agent.rows()) == len(dead) * (2 if react is late else 1)
+    assert len(rows) == len(dead) * (2 if react is late else 1)
     with pytest.raises(NotDead, match="no body was kept"):
-        retry(agent.world, [dead[0]["id"]])
+        retry(agent.world, Which(ids=[dead[0]["id"]]))
 
 
 def refused(event: TransferRequested, at: At) -> Iterator[Send]:

@@ -130,6 +130,8 @@ def test_other_teams_sums_of_public_events_are_the_balances(world: Settings, tmp
     stored = {event.type for commit in commits(world) for event in commit.events}
     assert {kind.__name__ for kind in get_args(Movement)} <= stored
     assert {how for _, how in ways.values()} == {"completed", "failed", "refunded"}
+
+
 def test_no_outage_refunds_a_transfer(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long first the policies and then the handlers do not run: to give up takes no time here."""
     monkeypatch.setattr(transfers, "PATIENCE", timedelta())

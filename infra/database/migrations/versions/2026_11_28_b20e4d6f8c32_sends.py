@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "b20e4d6f8c32"
-down_revision = "d3a90f57be16"
+down_revision = "a10f3c5e7b21"
 
 
 def upgrade() -> None:

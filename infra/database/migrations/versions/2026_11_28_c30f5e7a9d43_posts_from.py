@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "c30f5e7a9d43"
-down_revision = "d3a90f57be16"
+down_revision = "b20e4d6f8c32"
 
 
 def upgrade() -> None:
