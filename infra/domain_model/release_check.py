@@ -266,10 +266,12 @@ def _check_views(
     for view in views:
         was, why = record["views"].get(view.name), ""
         is_policy, what = view.kind is ViewKind.POLICY, f"view {view.name}".replace(f"view {POLICY}", "policy ")
+        what = what.replace(f"policy {PUBLIC}", "the publication")
         if was is None or view.version > was["version"]:
             new = "not in the record yet" if is_policy else "new"
             report.tell(f"{what} is {new if was is None else f'at version {view.version}'}")
-            raised = report.views if not is_policy else report.policies if was else []
+            switched = report.policies if was and view.name != f"{POLICY}{PUBLIC}" else []
+            raised = switched if is_policy else report.views
             if view.name not in raised:
                 raised.append(view.name)
         elif view.version < was["version"]:

@@ -411,7 +411,8 @@ _SAME = f"""
 (fingerprint is null or fingerprint || ' ' || target = outcome_fingerprint
   or fingerprint = '{ANY}' and substr(outcome_fingerprint, strpos(outcome_fingerprint, ' ') + 1) = target)"""
 _EXPECTED = """
-(kind = 'dropped' or outcome = 'accepted' or otherwise_type is not null or refusal = any(string_to_array(coalesce(expected, ''), ' ')))"""
+(kind = 'dropped' or outcome = 'accepted' or otherwise_type is not null
+  or refusal = any(string_to_array(coalesce(expected, ''), ' ')))"""
 
 _MEET = f"""
 with met as (delete from outbox where id = any(%s) and {_BOTH} and {_SAME} and {_EXPECTED} returning *),

@@ -30,7 +30,8 @@ class ProcessNow:
 _PROCESSES = b"""
 with waits as (
   select policy, stream, id, target, type, dead as why, wished_at as since, case when dead is null then due end as until,
-         case when dead is not null then 'dead' when sent_at is not null then 'sent' when due > now() then 'timer' else 'unsent' end as what
+         case when dead is not null then 'dead' when sent_at is not null then 'sent' when due > now() then 'timer'
+              else 'unsent' end as what
     from outbox where kind = 'send' and (dead is not null or not %(stuck)s)
    union all
   select policy, stream, id, endpoint, null, dead, wished_at, case when not claimed then next_attempt end,

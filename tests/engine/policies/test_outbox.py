@@ -184,12 +184,12 @@ def test_a_rejection_that_nobody_expects_is_a_dead_letter_and_its_retry_goes_on_
     [dead] = agent.rows().values()
     assert (dead["id"], dead["dead"], dead["stream"]) == (WISH, f"refused: {code}", "accounts/a")
     assert f"command {WISH} that accounts/a wished is a dead letter: refused: {code}" in caplog.text
-    retry(agent.world, [WISH])
+    retry(agent.world, Which(ids=[WISH]))
     [once_more] = agent.rows().values()
     assert (once_more["id"], once_more["dead"], once_more["outcome"]) == (f"{WISH}~again", None, None)
     assert (once_more["body"], once_more["wished_at"]) == (dead["body"], dead["wished_at"])
     agent.apply({1: outcome(f"{WISH}~again", "accounts/savings", Deposit(cents=1, on=DAY), code)})
-    retry(agent.world, [f"{WISH}~again"])
+    retry(agent.world, Which(ids=[f"{WISH}~again"]))
     agent.apply({1: outcome(f"{WISH}~again2", "accounts/savings", Deposit(cents=1, on=DAY))})
     assert list(agent.rows()) == [f"{WISH}~again2~then"]
 
@@ -222,7 +222,7 @@ def test_a_command_that_was_sent_again_before_the_database_was_restored_meets_it
         WISH: "refused: account-is-closed",
         f"{WISH}~again": None,
     }
-    retry(agent.world, [WISH])
+    retry(agent.world, Which(ids=[WISH]))
     assert list(agent.rows()) == [f"{WISH}~again~then"]
 
 

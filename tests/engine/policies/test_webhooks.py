@@ -136,9 +136,10 @@ def written(
 ) -> list[str]:
     """The same in this transaction."""
     ids = [f"{policy}~{endpoint}.{stream.replace('/', '.')}.{version}" for version in versions]
+    none = FollowUp()
     wishes = [
         Wish(
-            *(ident, "post", 0, endpoint, None, body(stream, version), None, None, FollowUp(), FollowUp()),
+            *(ident, "post", 0, endpoint, None, body(stream, version), None, None, none, none, none, None, None),
             At(stream, version, int(START.timestamp() * 1000)),
         )
         for ident, version in zip(ids, versions, strict=True)
