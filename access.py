@@ -13,7 +13,8 @@ from infra.access import Caller, Row, Rows
 def may_send(caller: Caller, stream: str, command: object) -> bool | Row:
     """Whether the caller may send it to that stream, `accounts/7`; or the row that must exist for it."""
     teller = "teller" in caller.roles
-    holder, _, number = stream.partition("/")[2].rpartition("-")  # as `ada-1`; longer numbers are instalments, `ada-1202612`
+    # as `ada-1`; a longer number is an instalment's, `ada-1202612`
+    holder, _, number = stream.partition("/")[2].rpartition("-")
     is_own = holder == caller.subject and 0 < len(number) < 7
     match command:
         case RequestTransfer(source=source) | PlaceStandingOrder(source=source):
