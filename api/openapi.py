@@ -70,7 +70,7 @@ Position = Annotated[str, Field(pattern=POSITION, examples=[A_POSITION], descrip
 At = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time", "description": "By the broker's clock"})]
 Parked = Annotated[
     int | None,
-    Field(ge=0, description="Streams with an event that could not be folded: later ones are missing. null: not told"),
+    Field(ge=0, description="Streams without events from one on that can't be folded; 1000: or more. null: not told"),
 ]
 
 

@@ -887,6 +887,9 @@ def _count(actions: Sequence[Action]) -> None:
         # the domain's refusals are one label: their codes are too many
         for why, count in Counter(one.code if one.code in RECORDED else "refused" for one in rejections).items():
             metrics.HANDLER_REJECTIONS.labels(why).inc(count)
+            if why not in ("refused", "version-conflict"):
+                first = next(one.stream for one in appends if one.reason and one.reason.code == why)
+                log.warning("%d commands were rejected as %s, the first of %s: outcomes say why", count, why, first)
 
 
 def _ended(span: Span, acknowledged: Callable[..., None], error: KafkaError | None, message: Message) -> None:

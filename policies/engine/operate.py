@@ -17,7 +17,8 @@ from infra.log import topics
 from infra.settings import Settings
 from policies.engine import posts
 from policies.engine.activations import REMOVED, Activation, activations_of, held_policies, version_at
-from policies.engine.outbox import CHANNEL, INVALID, again
+from policies.engine.dead_letters import DeadReason
+from policies.engine.outbox import CHANNEL, again
 from policies.engine.policy import Policy, agent_of
 from projections.engine.live.lag import OUTBOX
 from projections.engine.operate.overview import AgentLag, lag_of
@@ -280,7 +281,7 @@ _DISARM = f"""
 update outbox set kind = 'dropped', body = null, then_type = null, otherwise_type = null, later_type = null
  where id = any(%s) and {_MAY_BE_SENT}
 """.encode()  # noqa: S608
-_CAN_BE_SENT = f"dead is not null and dead not like '{INVALID}%%' and outcome is null"
+_CAN_BE_SENT = f"dead is not null and dead not like '{DeadReason.INVALID_WISH}%%' and outcome is null"
 _REJECTED = b"select id from outbox where id = any(%s) and dead like 'refused: %%' order by id for update"
 _AGAIN = f"update outbox set dead = null where id = any(%s) and {_CAN_BE_SENT}".encode()  # noqa: S608
 
@@ -312,7 +313,7 @@ def _require_dead(settings: Settings, idents: Sequence[str]) -> None:
             f"{', '.join(others)} {'is' if len(others) == 1 else 'are'} under way; nothing was changed.",
             "This takes dead letters: `samefold outbox list --dead`.",
         )
-    if invalid := [one.id for one in found if (one.dead or "").startswith(INVALID)]:
+    if invalid := [one.id for one in found if (one.dead or "").startswith(DeadReason.INVALID_WISH)]:
         raise NotDead(
             f"{', '.join(invalid)} can't be sent: no body was kept, as a value did not fit; nothing was changed.",
             "Send yourself what is missing, then `samefold outbox drop ID`.",
@@ -320,7 +321,7 @@ def _require_dead(settings: Settings, idents: Sequence[str]) -> None:
     with naming(settings), connect(settings, "samefold outbox") as connection:
         # the handler decided another command with this id, and decides none twice
         met = connection.execute(
-            "select id from outbox where id = any(%s) and dead like 'id-reused%%'", (idents,)
+            "select id from outbox where id = any(%s) and starts_with(dead, %s)", (idents, DeadReason.ID_REUSED)
         ).fetchall()
     if met:
         raise NotDead(

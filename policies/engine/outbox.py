@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import logging
 import os
 import re
 import socket
@@ -37,6 +36,7 @@ from infra.log.records import Command, Commit, time_of
 from infra.personal.fields import sealed_validator
 from infra.settings import ENDPOINT_NAME
 from policies.engine import posts
+from policies.engine.dead_letters import DeadReason, tell_dead
 from policies.engine.policy import Policy, Post, Send
 from projections.engine.fold.fold import Changes
 from projections.engine.store.rows import Statement
@@ -46,8 +46,6 @@ from projections.engine.views.column_types import BadRow, Scalar, type_of
 from projections.engine.views.columns import Column, Role
 from projections.engine.views.event_context import At
 from projections.engine.views.view import Kind, View
-
-log = logging.getLogger(__name__)
 
 MOST_WISHES = 1_000
 """For one event."""
@@ -60,10 +58,6 @@ ANY = "*"
 """The fingerprint of a wished command that has older versions: where the database was restored to before the release, the wish is
 made again, and the command that was decided under its id is one of those.
 """
-INVALID = "invalid-wish"
-"""The code of a dead letter that can't be sent because of a value, and the refusal that its `otherwise` gets."""
-REFUSED = "refused-by-kafka"
-"""The code of a command that Kafka does not take, and the refusal that its `otherwise` gets."""
 THEN, OTHERWISE, LATER = "~then", "~otherwise", "~later"
 """What the ids of follow-ups add to the wish's."""
 LONGEST = timedelta(days=36_500)
@@ -173,7 +167,7 @@ def _made(wish: Any, ident: str, number: int, at: At) -> Iterator[Wish]:
             ident += OTHERWISE
             try:
                 if hasattr(otherwise, "refusal"):
-                    otherwise = replace(otherwise, refusal=INVALID)
+                    otherwise = replace(otherwise, refusal=DeadReason.INVALID_WISH)
             except ValidationError as error:
                 yield _dead(ident, "send", number, f"{error.title}: {summary(error)}", at)
             else:
@@ -186,7 +180,8 @@ _NO_FOLLOW_UPS = (FollowUp(), FollowUp(), FollowUp(), None, None)
 
 def _dead(ident: str, kind: str, number: int, why: str, at: At) -> Wish:
     # with a fingerprint that no command has: an outcome under this id, of a restored log, does not end it
-    return Wish(ident, kind, number, None, None, None, "", None, *_NO_FOLLOW_UPS, at, f"{INVALID}: {why}")
+    dead = f"{DeadReason.INVALID_WISH}: {why}"
+    return Wish(ident, kind, number, None, None, None, "", None, *_NO_FOLLOW_UPS, at, dead)
 
 
 def _post(wish: Post, ident: str, number: int, at: At) -> Wish:
@@ -314,7 +309,7 @@ def _writes(policy: Policy, offer: Offer | None, with_outcomes: bool, batches: S
         Statement(_UPSERT, _arrays([rows[ident] | known | {"id": ident} for ident in ids])),
         *(Statement(_MEET, [binary_arrays.texts(some)]) for some in chain),
         Statement(_DIE, [every]),
-        Statement(_BURIED, [every], _tell_dead),
+        Statement(_BURIED, [every], tell_dead),
         Statement(_NOTIFY, [CHANNEL, PROCESS]),
         *([Statement(_SENDABLE, [every], offer)] if offer else ()),
     ]
@@ -331,18 +326,13 @@ def _following(ids: Iterable[str]) -> list[str]:
     return sorted(one + suffix for one in ids for suffix in after.get(one[one.rfind("~") :], (THEN, OTHERWISE, LATER)))
 
 
-def _tell_dead(rows: Sequence[tuple[Any, ...]]) -> None:
-    for ident, stream, dead in rows:
-        log.error("command %s that %s wished is a dead letter: %s", ident, stream, dead)
-
-
 def refuse(connection: Connection, ident: str, why: str) -> bool:
     """Kafka does not take this command: its `otherwise` follows, or it is a dead letter. Returns whether it is one."""
     with connection.transaction():
-        connection.execute(_REJECT, [REFUSED, ident])
+        connection.execute(_REJECT, [DeadReason.REFUSED_BY_KAFKA, ident])
         _join(connection, [ident])
         connection.execute(_NOTIFY, [CHANNEL, ""])  # not as this process, whose relay reads what follows
-        return connection.execute(_BURY, [f"{REFUSED}: {why}", ident]).rowcount > 0
+        return connection.execute(_BURY, [f"{DeadReason.REFUSED_BY_KAFKA}: {why}", ident]).rowcount > 0
 
 
 def again(connection: Connection, idents: Sequence[str]) -> None:
@@ -354,9 +344,11 @@ def again(connection: Connection, idents: Sequence[str]) -> None:
 
 def _join(connection: Connection, ids: list[str]) -> None:
     chain = _chain(ids)
+    every = [one for some in chain for one in some]
     for some in chain:
         connection.execute(_MEET, [some])
-    connection.execute(_DIE, [[one for some in chain for one in some]])
+    connection.execute(_DIE, [every])
+    tell_dead(connection.execute(_BURIED, [every]).fetchall())
 
 
 def _first_half(wish: Wish, commit: Commit) -> _Row:
@@ -390,7 +382,7 @@ def _arrays(rows: Sequence[Mapping[str, Any]]) -> list[BinaryArray]:
     return [kind.pack([row.get(column) for row in rows]) for column, kind in _TYPES.items()]
 
 
-_TOO_DEEP = f"too-deep: more than {MOST_DEPTH} commands led to one another; policies may feed each other in a cycle"
+_TOO_DEEP = f"{DeadReason.TOO_DEEP}: more than {MOST_DEPTH} commands led to one another; policies may feed each other in a cycle"
 
 
 def _listed(columns: Iterable[str], form: str = "{0}") -> str:
@@ -440,8 +432,8 @@ insert into outbox as t ({_listed(_MADE)}) select {_listed(_MADE)} from made ord
 """.encode()  # noqa: S608
 
 _DIE = f"""
-update outbox set dead = case when {_SAME} then 'refused: ' || refusal
-    else 'id-reused: another command with this id was decided before, or the policy wishes another one now' end
+update outbox set dead = case when {_SAME} then '{DeadReason.REFUSED}: ' || refusal
+    else '{DeadReason.ID_REUSED}: another command with this id was decided before, or the policy wishes another one now' end
  where id = any(%s) and {_BOTH} and dead is null
 """.encode()  # noqa: S608
 

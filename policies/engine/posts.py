@@ -17,6 +17,7 @@ from psycopg import Cursor
 
 from infra.database.connect import Connection
 from infra.log.records import time_of
+from policies.engine.dead_letters import tell_dead
 from projections.engine.store.rows import Statement
 from projections.engine.views import binary_arrays
 from projections.engine.views.column_types import Scalar, type_of
@@ -78,7 +79,11 @@ def writes(
     ]
     columns = [kind.pack(values) for kind, values in zip(_TYPES, zip(*rows, strict=True), strict=True)]
     ids = binary_arrays.texts([one.id for one in wishes])
-    return [Statement(_INSERT, columns), Statement(_OPEN_LANES + b"false returning null", [ids], written)]
+    return [
+        Statement(_INSERT, columns),
+        Statement(_OPEN_LANES + b"false returning null", [ids], written),
+        *([Statement(_BURIED, [ids], tell_dead)] if any(one.dead for one in wishes) else ()),
+    ]
 
 
 def revive(connection: Connection, ids: Sequence[str]) -> int:
@@ -112,6 +117,7 @@ insert into lanes as l (endpoint, policy, stream, next_attempt)
 select endpoint, policy, stream, least(min(wished_at), now()) from posts where id = any(%s) and dead is null
  group by endpoint, policy, stream order by endpoint, policy, stream
     on conflict (endpoint, policy, stream) do update set next_attempt = excluded.next_attempt where """
+_BURIED = b"select id, stream, dead from posts where id = any(%s) and dead is not null"
 _REVIVE = b"update posts set dead = null, attempts = 0 where id = any(%s) and dead is not null and body is not null"
 _LOCK_LANES = b"""
 select endpoint, policy, stream from lanes

@@ -32,7 +32,8 @@ from infra.log.source import read_range
 from infra.observability import logs
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
-from policies.engine.outbox import CHANNEL, PROCESS, REFUSED, SENDABLE, refuse
+from policies.engine.dead_letters import DeadReason
+from policies.engine.outbox import CHANNEL, PROCESS, SENDABLE, refuse
 from policies.engine.sender import Row, Sender
 from projections.engine.store.command_types import CommandType, live_types, own_types
 
@@ -365,7 +366,7 @@ class Relay:
                 is_dead = refuse(connection, row.id, error.str())
                 following = self._sender.refused(row)
                 what = "it is a dead letter" if is_dead else "what its policy wishes otherwise follows"
-                why = f"{REFUSED}: {error.str()}"
+                why = f"{DeadReason.REFUSED_BY_KAFKA}: {error.str()}"
                 log.error("relay %s: command %s for %s: %s. %s", self.name, row.id, row.target, why, what)
             elif clients.is_denied(error):
                 raise clients.denied(self.settings, error, f"Write of topic '{self.settings.commands_topic}'")

@@ -34,6 +34,7 @@ from infra.personal.keys import Keys
 from infra.personal.tokens import key_ids, opened
 from infra.settings import Endpoint, Settings
 from policies.engine import posts
+from policies.engine.dead_letters import DeadReason
 from policies.engine.posts import Busy, Lane, Post
 
 log = logging.getLogger(__name__)
@@ -270,8 +271,9 @@ class _Queue:
                 await self._webhooks.asked(later)
                 return
             else:
-                reason = "gone" if answer.result is Result.GONE else f"gave-up: attempt {post.attempts + 1}"
-                dead, ident = f"{reason}: {answer.why}", post.id
+                gave_up = f"{DeadReason.GAVE_UP}: attempt {post.attempts + 1}"
+                dead = f"{DeadReason.GONE if answer.result is Result.GONE else gave_up}: {answer.why}"
+                ident = post.id
                 post = await self._webhooks.asked(partial(posts.bury, lane=lane, post=post, dead=dead))
                 log.error("post %s to endpoint '%s' is a dead letter: %s", ident, self._name, dead)
         await self._webhooks.asked(partial(posts.release, lane=lane, now=self._webhooks.clock()))

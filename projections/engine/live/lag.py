@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from infra.observability import metrics
 from projections.engine.store.positions import LIVE, STOPPED
+from projections.engine.views.queries import MOST_PARKED
 
 GAP_S = 5.0
 """After a longer pause between two observations, it is unknown whether a position moved."""
@@ -75,12 +76,13 @@ class Lags:
 
 
 VIEWS = f"""
-select l.view, count(p.stream) as streams,
+select l.view,
+       (select count(*) from (
+         select from parked p where p.table_name = l.table_name order by stream limit {MOST_PARKED}) p) as streams,
        (select 'new-database' from activations where number = 1 and posts_from is null and 'policy_' || policy = l.view) as stopped
-  from {LIVE} l left join parked p using (table_name) group by l.view
-union all select view, 0, code from {STOPPED} s
+  from {LIVE} l union all select view, 0, code from {STOPPED} s
 """  # noqa: S608
-"""How many streams a live view, or a policy, leaves out; and the code of the reason why it is stopped."""
+"""How many streams a live view, or a policy, leaves out, up to MOST_PARKED; and the code of the reason why it is stopped."""
 OUTBOX = """
 select a.policy, count(w.policy) filter (where dead is null) as open, count(dead) as dead,
        coalesce(extract(epoch from now() - min(greatest(due, wished_at)) filter (

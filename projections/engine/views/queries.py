@@ -23,6 +23,8 @@ from projections.engine.views.view import Kind, View
 
 Shape: TypeAlias = tuple[tuple[str, ...], ...]
 """Of `Rows`: the columns, without their values."""
+MOST_PARKED = 1_000
+"""Parked streams beyond these are not counted, since each read and each health check counts them."""
 
 
 class Query(NamedTuple):
@@ -42,8 +44,8 @@ class Found(NamedTuple):
     """The live table. If it is not the one that was queried, the rows mean nothing."""
     position: Token
     parked: int | None
-    """Number of streams that the table leaves out from some event on. With `only`, on a page where a row's key is its stream's
-    id, of those streams whose rows are among them; elsewhere None, so that it tells nothing of others."""
+    """Number of streams that the table leaves out from some event on, up to MOST_PARKED. With `only`, on a page where a row's key
+    is its stream's id, of those streams whose rows are among them; elsewhere None, so that it tells nothing of others."""
     parked_since: Mapping[str, int]
     """Of the streams that were asked for, the parked ones, with the first version that is left out."""
     rows: Sequence[Row]
@@ -168,7 +170,9 @@ _LIVE_OR_STOPPED = sql.SQL(
         stopped="case when l.code is not null then json_build_array(l.code, l.stopped_at) end",
     )
 )
-_PARKED = sql.SQL("(select count(*) from parked k where k.table_name = l.table_name{})")
+_PARKED = sql.SQL(
+    f"(select count(*) from (select from parked k where k.table_name = l.table_name{{}} order by k.stream limit {MOST_PARKED}) k)"  # noqa: S608
+)
 _ALL_PARKED, _UNKNOWN = _PARKED.format(sql.SQL("")), sql.SQL("null")
 _BY_KEYS = sql.SQL(
     "select u.number, row_to_json(_row) as shown "

@@ -23,11 +23,12 @@ from commands import release
 from commands.handler import Handler, HandlerFenced, KafkaClientFailed, TopicsInconsistent, _Batch
 from commands.intake import reserved_stream
 from infra.database.connect import connect
-from infra.domain_model.contexts import UnreadableState
+from infra.domain_model.contexts import RECORDED, UnreadableState
 from infra.log import clients, topics
 from infra.log.partitioner import partition_of
 from infra.log.records import UnreadableRecord, encode
 from infra.log.topics import TopicChanged, TopicMissing, TopicUnfit
+from infra.observability.metrics import REGISTRY
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold
 from infra.testing.waiting import until
@@ -684,3 +685,31 @@ def test_a_handler_leaves_decisions_to_a_newer_release_once_agents_fold_its_even
             until(lambda: says in caplog.text, "the older one waits")
             assert {opening.writer for opening in openings(world)} == {"newer"}
         until(lambda: "older" in {opening.writer for opening in openings(world)}, "the older one goes on")
+
+
+def test_each_rejection_that_tells_of_a_defect_is_logged_counted_and_recorded(
+    world: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def rejected(code: str) -> float:
+        return REGISTRY.get_sample_value("samefold_handler_rejections_total", {"why": code}) or 0
+
+    monkeypatch.setattr("domain.accounts.LARGEST_BALANCE", None)  # `decide` raises
+    large = dict.fromkeys(("operation", "purpose", "counter_bank", "counter_account"), "private" * 28)
+    before = {code: rejected(code) for code in RECORDED}
+    elsewhere = (partition_of("accounts/ada", world.partitions) + 1) % world.partitions
+    produce(world, world.commands_topic, elsewhere, b"accounts/ada", encode(open_account("ada")))
+    send(
+        world,
+        open_account("ada"),
+        deposit("ada", "failed", 1),
+        command("accounts/ada", "conflict", "Withdraw", expected_version=7, cents=1, on="2026-01-01"),
+        command("accounts/ada", "malformed", "Withdraw", cents=0, on="2026-01-01"),
+        command("accounts/ada", "large", "Deposit", cents=1, on="2026-01-01", details=large),
+        open_account("a\N{ZERO WIDTH SPACE}da"),
+    )
+    serve(world.model_copy(update={"max_command_bytes": 1_024}), 7)
+    assert {c.reason.code for c in commits(world) if c.reason} == RECORDED
+    assert {code: rejected(code) - number for code, number in before.items()} == dict.fromkeys(RECORDED, 1)
+    told = {code for code in RECORDED if f"1 commands were rejected as {code}, the first of " in caplog.text}
+    assert told == RECORDED - {"version-conflict"}
+    assert "private" not in caplog.text

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from itertools import count, permutations
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -183,7 +184,7 @@ def test_a_rejection_that_nobody_expects_is_a_dead_letter_and_its_retry_goes_on_
         agent.apply({number: (deposited(), rejected)[number]})
     [dead] = agent.rows().values()
     assert (dead["id"], dead["dead"], dead["stream"]) == (WISH, f"refused: {code}", "accounts/a")
-    assert f"command {WISH} that accounts/a wished is a dead letter: refused: {code}" in caplog.text
+    assert f"wish {WISH} of accounts/a is a dead letter: refused: {code}" in caplog.text
     retry(agent.world, Which(ids=[WISH]))
     [once_more] = agent.rows().values()
     assert (once_more["id"], once_more["dead"], once_more["outcome"]) == (f"{WISH}~again", None, None)
@@ -506,7 +507,9 @@ def test_the_otherwise_of_what_can_not_be_sent_follows(make: Make, order: tuple[
 def test_what_follows_an_otherwise_that_can_not_be_told_why_is_made(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("policies.engine.outbox.INVALID", "x" * 10_000)  # its class takes no refusal that long
+    monkeypatch.setattr(
+        "policies.engine.outbox.DeadReason", SimpleNamespace(INVALID_WISH="x" * 10_000)
+    )  # its class takes no refusal that long
     fine = Send("accounts/b", Deposit(cents=1, on=DAY))
     agent = make(
         replace(policy(lambda event, at: [*refused(event, at), fine]), subscription=frozenset({TransferRequested}))
