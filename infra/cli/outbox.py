@@ -171,14 +171,21 @@ def _which(
     from policies.engine.operate import Which
 
     options = policy, endpoint, reason, since
-    if bool(idents) == any(option is not None for option in options):
+    if bool(idents) == (named_by_options := any(option is not None for option in options)):
         raise typer.BadParameter(
             "name either wishes, or options that they fit: --policy, --endpoint, --reason, --since"
         )
     if idents == ["-"]:
         idents = sys.stdin.read().split()
     since = since and since.replace(tzinfo=UTC)
-    return Which(ids=idents or None, policy=policy, endpoint=endpoint, reason=reason, since=since, alive=alive)
+    return Which(
+        ids=None if named_by_options else idents,
+        policy=policy,
+        endpoint=endpoint,
+        reason=reason,
+        since=since,
+        alive=alive,
+    )
 
 
 def _row(one: WishNow) -> tuple[Any, ...]:

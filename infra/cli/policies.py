@@ -69,10 +69,13 @@ def resume(
     posts_from: Annotated[
         str, typer.Option(metavar="WHEN", help="now, beginning, or a time: 2026-11-21T14:30:00+01:00, -15m.")
     ],
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A policy; by default all.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A policy; by default all that are held.")
+    ] = None,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Let policies go on in a new database. Commands are wished again, without harm; posts are made of events since WHEN."""
+    """Let policies go on in a new database. Commands are wished again, and decided once; posts are made of events since WHEN."""
     from datetime import UTC, datetime
 
     from infra import terminal
@@ -85,7 +88,7 @@ def resume(
     moment = words.get(posts_from) or parse_as_of(posts_from, now)
     if not isinstance(moment, datetime | str):
         raise typer.BadParameter("it is a time, not positions", param_hint="'--posts-from'")
-    found, by = activations.resume(Settings(), name, moment)
+    found, by = activations.resume(Settings(), name, moment, also_live=yes)
     result = {"policies": found, "posts_from": f"{moment}", "by": by}
     line = f"{', '.join(found)}: posts are made of events since {moment}. Decided by {by}."
     terminal.show(result, lambda _: [line], as_json=as_json)

@@ -69,6 +69,10 @@ class NewDatabase(SamefoldError):
         )
 
 
+class NotHeld(SamefoldError):
+    """The policy is live in this database: it waits for no decision."""
+
+
 class SwitchLost(SamefoldError):
     """Another switch of the policy was recorded first."""
 
@@ -183,25 +187,39 @@ def ensure_positions(connection: Connection, topic: str, policy: str) -> None:
 
 
 def held_policies(connection: Connection) -> list[str]:
-    """The policies that this database is new to."""
-    found = connection.execute("select policy from activations where number = 1 and posts_from is null order by policy")
+    """The policies that this database is new to, without those that were removed."""
+    found = connection.execute(
+        "select policy from activations group by policy having bool_or(number = 1 and posts_from is null) "
+        "and (array_agg(version order by number desc))[1] > 0 order by policy"
+    )
     return [policy for (policy,) in found]
 
 
-def resume(settings: Settings, policy: str | None, posts_from: datetime | str) -> tuple[list[str], str]:
+def resume(
+    settings: Settings, policy: str | None, posts_from: datetime | str, *, also_live: bool = False
+) -> tuple[list[str], str]:
     """Let a policy that is held react, or all. Posts are made of events that the broker got at `posts_from` or later, or `EVER`.
 
-    Returns the policies, and the database's user. Raises NeverLive, and what `bring_in` raises.
+    With `also_live` the policy need not be held. Returns the policies, and the database's user. Raises NeverLive, NotHeld, and what
+    `bring_in` raises.
     """
     with naming(settings), connect(settings, "samefold policies", short_transactions=True) as connection:
         bring_in(settings, connection)
-        found = connection.execute(
-            "update activations set posts_from = %s where policy = coalesce(%s, policy) returning policy, current_user",
-            (posts_from, policy),
-        ).fetchall()
-    if not found:
-        raise NeverLive(f"Policy '{policy or 'any'}' was never live.", _SEE)
-    return sorted({name for name, _ in found}), found[0][1]
+        held = held_policies(connection)
+        if policy is not None and not activations_of(connection, policy):
+            raise NeverLive(f"Policy '{policy}' was never live.", _SEE)
+        if not held if policy is None else policy not in held and not also_live:
+            raise NotHeld(
+                f"{'No policy' if policy is None else f'Policy {policy!r}'} waits for a decision.",
+                f"{_SEE} With a name and --yes, what that policy has not read yet, and its parked streams, make no posts of events "
+                "before the time either.",
+            )
+        found = held if policy is None else [policy]
+        [(user,)] = connection.execute(
+            "with done as (update activations set posts_from = %s where policy = any(%s)) select current_user",
+            (posts_from, found),
+        )
+    return found, user
 
 
 def start_all(settings: Settings) -> None:

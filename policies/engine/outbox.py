@@ -400,7 +400,7 @@ _LATER = ("later_type", "later_body", "later_fingerprint", "after_ms")
 _MADE = ("id", *_KEPT, "target", "type", "body", "fingerprint", "due", "depth", "causation_id", "dead", *_LATER)
 _BOTH = "kind is not null and outcome is not null"
 _SAME = f"""
-(fingerprint is null or fingerprint || ' ' || target = outcome_fingerprint
+(kind = 'dropped' or fingerprint is null or fingerprint || ' ' || target = outcome_fingerprint
   or fingerprint = '{ANY}' and substr(outcome_fingerprint, strpos(outcome_fingerprint, ' ') + 1) = target)"""
 _EXPECTED = """
 (kind = 'dropped' or outcome = 'accepted' or otherwise_type is not null

@@ -98,7 +98,9 @@ def drop(connection: Connection, ids: Sequence[str]) -> int:
     lanes = connection.execute(_LOCK_LANES, [ids]).fetchall()
     dropped = connection.execute("delete from posts where id = any(%s)", [ids]).rowcount
     if lanes:
-        connection.execute(_CLOSE_LANES, [list(column) for column in zip(*lanes, strict=True)])
+        columns = [list(column) for column in zip(*lanes, strict=True)]
+        connection.execute(_CLOSE_LANES, columns)
+        connection.execute(_WAKE_LANES, columns)  # a dropped post may have been tried in vain, and the next one never
     return dropped
 
 
@@ -128,6 +130,10 @@ delete from lanes l using unnest(%s::text[], %s::text[], %s::text[]) of (endpoin
  where (l.endpoint, l.policy, l.stream) = (of.endpoint, of.policy, of.stream) and not exists (
    select from posts p where (p.endpoint, p.policy, p.stream) = (l.endpoint, l.policy, l.stream) and p.dead is null)"""
 
+_WAKE_LANES = b"""
+update lanes l set next_attempt = now() from unnest(%s::text[], %s::text[], %s::text[]) of (endpoint, policy, stream)
+ where (l.endpoint, l.policy, l.stream) = (of.endpoint, of.policy, of.stream) and not claimed"""
+
 
 # ── a deliverer ──
 
@@ -147,12 +153,13 @@ def claim(
 
 def delivered(connection: Connection, lane: Lane, post: Post) -> Post | None:
     """Delete a post that its endpoint has taken. Returns the next one, if the lane is still this process's. Raises Busy."""
-    return _next(connection, _DELIVERED, lane, post)
+    return _post(_require_free(connection.execute(_DELIVERED, lane._asdict() | post._asdict())))
 
 
-def bury(connection: Connection, lane: Lane, post: Post, dead: str) -> Post | None:
-    """Make a post a dead letter and return the next one, both if the lane is still this process's. Raises Busy."""
-    return _next(connection, _BURY, lane, post, dead=dead)
+def bury(connection: Connection, lane: Lane, post: Post, dead: str) -> tuple[bool, Post | None]:
+    """Make a post a dead letter if the lane is still this process's. Returns whether it is, and the next one. Raises Busy."""
+    is_mine, *found = _require_free(connection.execute(_BURY, lane._asdict() | post._asdict() | {"dead": dead}))
+    return is_mine, _post(found)
 
 
 def try_later(connection: Connection, lane: Lane, post: Post, delay_s: float, now: datetime | None = None) -> None:
@@ -167,10 +174,6 @@ def release(connection: Connection, lane: Lane, now: datetime | None = None) -> 
     with connection.transaction():
         _require_free(connection.execute(_LOCK, values))
         connection.execute(_RELEASE, values)  # in a statement of its own, which sees what was written before the lock
-
-
-def _next(connection: Connection, statement: bytes, lane: Lane, post: Post, **values: object) -> Post | None:
-    return _post(_require_free(connection.execute(statement, lane._asdict() | post._asdict() | values)))
 
 
 def _require_free(cursor: Cursor[tuple[Any, ...]]) -> tuple[Any, ...]:
@@ -226,7 +229,7 @@ select not exists (select from free) and exists (select from posts where id = %(
 """.encode()  # noqa: S608
 _BURY = f"""
 {_HELD}, dead as (update posts set dead = %(dead)s, attempts = attempts + 1 from held where id = %(id)s)
-select {_IS_BUSY}, p.* from {_NEXT}
+select {_IS_BUSY}, exists (select from held), p.* from {_NEXT}
 """.encode()  # noqa: S608
 _LATER = f"""
 {_HELD}, tried as (update posts set attempts = attempts + 1 from held where id = %(id)s),

@@ -28,7 +28,7 @@ class ProcessNow:
 
 
 _PROCESSES = b"""
-with waits as (
+with waits as not materialized (
   select policy, stream, id, target, type, dead as why, wished_at as since, case when dead is null then due end as until,
          case when dead is not null then 'dead' when sent_at is not null then 'sent' when due > now() then 'timer'
               else 'unsent' end as what
@@ -39,16 +39,22 @@ with waits as (
     from posts left join lanes using (endpoint, policy, stream) where dead is not null or not %(stuck)s
    union all
   select substr(view, 8), stream, null, null, null, error, parked_at, null, 'parked'
-    from parked where starts_with(view, 'policy_'))
-select policy, stream, min(since) as since, bool_or(why is not null) as stuck, count(*) as waits,
-       (array_agg(to_jsonb(w) - array['policy', 'stream'] order by why is null, since, id))[:10] as first
-  from waits w where %(policy)s::text is null or policy = %(policy)s
- group by policy, stream order by min(since) nulls first, policy, stream limit %(limit)s
-"""
+    from parked where starts_with(view, 'policy_')),
+shown as materialized (
+  select policy, stream, min(since) as since, bool_or(why is not null) as stuck, count(*) as waits
+    from waits where %(policy)s::text is null or policy = %(policy)s
+   group by policy, stream order by min(since) nulls first, policy, stream limit %(limit)s),
+placed as (
+  select w.*, row_number() over (partition by w.policy, w.stream order by why is null, w.since, id) as place
+    from waits w join shown using (policy, stream))
+select s.*, array_agg(to_jsonb(p) - array['policy', 'stream', 'place'] order by place) as first
+  from shown s join placed p using (policy, stream) where place <= 10
+ group by s.policy, s.stream, s.since, s.stuck, s.waits order by s.since nulls first, s.policy, s.stream
+"""  # only of those that are shown, their things are put in order
 
 
 def processes(settings: Settings, policy: str | None, *, stuck: bool, limit: int) -> list[ProcessNow]:
     """Those that wait, the oldest first. Raises DatabaseUnavailable."""
-    with naming(settings), connect(settings, "samefold processes") as connection:
+    with naming(settings), connect(settings, "samefold processes", statement_timeout_ms=0) as connection:
         cursor = connection.cursor(row_factory=class_row(ProcessNow))
         return cursor.execute(_PROCESSES, {"policy": policy, "stuck": stuck, "limit": limit}).fetchall()

@@ -88,6 +88,14 @@ def read_unsent(connection: Connection, mine: Sequence[tuple[str, int]], until: 
     return map(Row._make, connection.execute(_READ, values))
 
 
+def still_unsent(connection: Connection, ids: Sequence[str]) -> set[str]:
+    """Those of these rows that are to be sent still."""
+    return {ident for (ident,) in connection.execute(_STILL_UNSENT, [ids])}
+
+
+_STILL_UNSENT = f"select id from outbox where id = any(%s) and {_UNSENT}".encode()  # noqa: S608
+
+
 def mark_sent(connection: Connection, ids: Sequence[str]) -> None:
     connection.execute("update outbox set sent_at = now() where id = any(%s)", [ids])
 
@@ -143,7 +151,7 @@ class Relay:
         """(policy, partition) whose unsent rows are all known here. Offers of others would overtake rows that are not."""
         self._live = frozenset[CommandType]()
         """Types that handlers decide, as of when another one was last met."""
-        self._newer: dict[tuple[str, int], CommandType] = {}
+        self._newer: dict[tuple[str, int], tuple[str, CommandType]] = {}
         """(policy, partition) whose next command has a type that no handler decides yet: another release's process wished it."""
         self._admin = topics.Admin(settings)
         self._reports: deque[tuple[Row, KafkaError | None]] = deque()
@@ -273,7 +281,8 @@ class Relay:
         send, due = self._sender.unsent([row for row in rows if self._is_decided(connection, row)], now)
         for row in send:
             self._send(row)
-        if len(rows) == most:
+        timers = sum(row.due is not None for row in rows)
+        if max(timers, len(rows) - timers) == most:
             return PAGE_S
         self._caught_up.update(pairs - self._newer.keys())
         return (due - now).total_seconds() if due else LOOK_S
@@ -287,17 +296,21 @@ class Relay:
             self._live = live_types(connection)
         if kind in self._live:
             return True
-        self._newer[pair] = kind
+        self._newer[pair] = row.id, kind
         self._tell_undecided({kind})
         return False
 
     def _release(self, connection: Connection, mine: Mapping[str, Collection[int]]) -> None:
-        """Go on where handlers decide by now what had to wait."""
+        """Go on where handlers decide by now what had to wait, or an operator has dropped it."""
         if self._newer:
             self._live = live_types(connection)
-            pairs = _pairs(mine)
-            self._newer = {pair: kind for pair, kind in self._newer.items() if pair in pairs and kind not in self._live}
-            self._tell_undecided({*self._newer.values()})
+            pairs, waiting = _pairs(mine), still_unsent(connection, [ident for ident, _ in self._newer.values()])
+            self._newer = {
+                pair: (ident, kind)
+                for pair, (ident, kind) in self._newer.items()
+                if pair in pairs and ident in waiting and kind not in self._live
+            }
+            self._tell_undecided({kind for _, kind in self._newer.values()})
 
     def _tell_undecided(self, types: Collection[CommandType]) -> None:
         if types:  # sent now, they would be rejected as malformed

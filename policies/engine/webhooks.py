@@ -273,9 +273,10 @@ class _Queue:
             else:
                 gave_up = f"{DeadReason.GAVE_UP}: attempt {post.attempts + 1}"
                 dead = f"{DeadReason.GONE if answer.result is Result.GONE else gave_up}: {answer.why}"
-                ident = post.id
-                post = await self._webhooks.asked(partial(posts.bury, lane=lane, post=post, dead=dead))
-                log.error("post %s to endpoint '%s' is a dead letter: %s", ident, self._name, dead)
+                was_buried, following = await self._webhooks.asked(partial(posts.bury, lane=lane, post=post, dead=dead))
+                if was_buried:
+                    log.error("post %s to endpoint '%s' is a dead letter: %s", post.id, self._name, dead)
+                post = following
         await self._webhooks.asked(partial(posts.release, lane=lane, now=self._webhooks.clock()))
 
     def _failed(self, post: Post, answer: Answer) -> float | None:

@@ -24,6 +24,7 @@ from infra.settings import Settings
 from infra.testing.fixtures import Samefold
 from infra.testing.waiting import until
 from policies.engine import policy as declared
+from policies.engine.activations import held_policies
 from policies.engine.policy import Policy, Post, Send
 from projections.engine.live.exporter import Exporter
 from projections.engine.views.event_context import At
@@ -144,6 +145,10 @@ def test_a_held_policy_is_told_wherever_one_looks(
         assert not found.ok
         assert "policy forward: held, as this database is new to it" in found.found
         assert samefold("policies", "resume", "--posts-from", "now", settings=world).returncode == 0
+        for arguments in (), ("forward",):
+            refused = samefold("policies", "resume", *arguments, "--posts-from", "now", settings=world)
+            assert refused.stderr.startswith("not-held: "), "what a live policy has not read yet posts, too"
+        assert samefold("policies", "resume", "forward", "--yes", "--posts-from", "now", settings=world).returncode == 0
         exporter._query()
         assert f"{gauge}0.0" in metrics.exposition()[0].decode()
 
@@ -164,6 +169,16 @@ def test_a_decision_that_names_no_time_or_no_policy_is_none(
     done = samefold("policies", "resume", *arguments, settings=world)
     assert done.returncode != 0
     assert what in done.stderr
+
+
+def test_a_policy_that_was_removed_long_ago_waits_for_nobody(world: Settings) -> None:
+    set_up(world)
+    with connect(world, "test") as db:
+        db.execute(
+            "insert into activations (policy, number, version, positions, log_offset, posts_from) values "
+            "('gone', 1, 1, '{}', 100, null), ('gone', 2, 0, '{}', 101, null), ('held', 1, 1, '{}', 102, null)"
+        )
+        assert held_policies(db) == ["held"]
 
 
 def test_a_copy_from_before_a_policy_was_made_live_is_new_to_it(world: Settings, samefold: Samefold) -> None:

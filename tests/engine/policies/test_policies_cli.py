@@ -240,6 +240,8 @@ def test_dead_letters_are_sent_again_or_dropped(db: Connection, cli: Samefold) -
     assert asked.returncode == 1
     assert "accounts/4 will wait for an outcome in vain" in asked.stderr
     assert answer(cli, "outbox", "list")["total"] == 5
+    assert answer(cli, "outbox", "drop", "-", "--yes", "--all") == {"dropped": 0}, "no id is not every id"
+    assert answer(cli, "outbox", "retry", "-") == {"retried": 0, "left": 0}
     assert cli("outbox", "drop", "-", "--yes", given="saving~2\nsaving~4\n").stdout == ("Dropped 2.\n")
     assert {one["id"] for one in answer(cli, "outbox", "list")["wishes"]} == {"saving~1", "saving~3", "saving~5"}
 

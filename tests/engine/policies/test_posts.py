@@ -54,7 +54,7 @@ def test_a_lane_is_claimed_once_until_its_lease_ends(world: Settings, db: Connec
 
 RECORDS: dict[str, Callable[[Connection, Lane, Post], Post | None]] = {
     "delivered": posts.delivered,
-    "dead": lambda db, lane, post: posts.bury(db, lane, post, "gone: it answered 410"),
+    "dead": lambda db, lane, post: posts.bury(db, lane, post, "gone: it answered 410")[1],
     "failed": lambda db, lane, post: posts.try_later(db, lane, post, 3600, LATER),
     "given back": lambda db, lane, _: posts.release(db, lane, START),
 }
@@ -92,6 +92,18 @@ def test_a_lane_does_not_end_while_a_batch_writes_into_it(world: Settings, db: C
     assert posts.delivered(db, lane, post) is None
     posts.release(db, lane, START)
     assert posts.endpoints(db) == set()
+
+
+def test_a_lane_whose_first_post_was_tried_in_vain_and_dropped_goes_on_at_once(world: Settings, db: Connection) -> None:
+    [first, _] = put(world, "crm", "boxes/1", [1, 2])
+    [(lane, post)] = posts.claim(db, "crm", 1, 60)
+    assert post
+    posts.try_later(db, lane, post, 86_400)
+    assert posts.claim(db, "crm", 1, 60) == []
+    posts.drop(db, [first])
+    [(_, following)] = posts.claim(db, "crm", 1, 60)
+    assert following
+    assert following.version == 2
 
 
 def test_a_record_does_not_wait_for_an_operator(world: Settings, db: Connection) -> None:

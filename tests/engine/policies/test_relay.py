@@ -23,6 +23,7 @@ from infra.settings import Settings
 from infra.testing.waiting import DEADLINE_S, until
 from policies.engine import relay as relay_engine
 from policies.engine import sender as sender_engine
+from policies.engine.operate import Which, drop
 from policies.engine.relay import Relay, read_unsent
 from policies.engine.sender import Row
 from tests.engine.spine import beside, handler, open_account, project, records_of, scalar, send, set_up
@@ -149,6 +150,34 @@ def test_a_command_that_a_newer_release_wished_waits_for_handlers_that_decide_it
         db.execute("insert into command_types (context, type) values ('accounts', 'Deposit/2')")
         until(lambda: unmarked(world) == 0, "none is left")
     assert sent(world)[-2:] == ["newer", "behind"]
+
+
+def test_what_waits_behind_a_command_that_nobody_decides_goes_on_when_that_is_dropped(
+    world: Settings, db: Connection
+) -> None:
+    for version, kind in enumerate(("Deposit", "Deposit/2", "Deposit"), 1):
+        wish(db, f"{version}", version=version, kind=kind)
+    with relay(world):
+        until(lambda: unmarked(world) == 2, "the first one is marked")
+        assert drop(world, Which(ids=["2"])) == 1
+        until(lambda: sent(world) == ["1", "3"], "the last one is sent")
+
+
+def test_what_a_batch_offers_does_not_overtake_rows_that_no_page_had_room_for(
+    world: Settings, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a timer, which has a page of its own."""
+    monkeypatch.setattr(relay_engine, "MOST", 10)
+    for version in range(1, 31):
+        wish(db, f"{version:03}", version=version)
+    wish(db, "timer", stream="accounts/t", due=-HOUR)
+    mine = {"saving": range(world.partitions)}
+    one, asked = Relay(world, "r1", lambda: mine, Clock()), list[Row]()
+    monkeypatch.setattr(one, "_send", asked.append)
+    assert one._read(db, mine) == relay_engine.PAGE_S
+    one.offer([Row("031", "saving", 0, "accounts/z", "accounts/b", "Deposit", "{}", None, 1, "c", "c")])
+    assert not one._take_offers(mine), "the outbox has more"
+    assert {row.id for row in asked} == {"001", "timer"}
 
 
 def test_a_command_that_is_too_large_is_a_dead_letter_and_the_rest_goes_on(world: Settings, db: Connection) -> None:
