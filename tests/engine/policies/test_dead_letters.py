@@ -15,6 +15,7 @@ import pytest
 
 from domain.accounts import Deposit, Withdraw
 from infra.database.connect import Connection, connect
+from infra.log.records import Commit
 from infra.log.rule import START
 from infra.observability import metrics
 from infra.settings import Settings
@@ -32,7 +33,6 @@ from tests.engine.policies.test_outbox import (
     EMOJI,
     WISH,
     Agent,
-    Commit,
     React,
     deposited,
     once,
@@ -105,6 +105,11 @@ def place(world: Settings, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) 
         yield Place(world, db, receiver)
 
 
+def gauges(*names: str) -> list[float | None]:
+    """Of the policy."""
+    return [metrics.REGISTRY.get_sample_value(f"samefold_{name}", {"policy": "saving"}) for name in names]
+
+
 @pytest.mark.parametrize(("reason", "end"), ENDS, ids=[f"{number} {reason}" for number, (reason, _) in enumerate(ENDS)])
 def test_a_wish_that_ends_as_a_dead_letter_is_logged_counted_and_listed_with_its_reason(
     place: Place, samefold: Samefold, caplog: pytest.LogCaptureFixture, reason: DeadReason, end: Callable[[Place], None]
@@ -121,10 +126,7 @@ def test_a_wish_that_ends_as_a_dead_letter_is_logged_counted_and_listed_with_its
     thread = Thread(target=exporter.run)
     thread.start()
     try:
-        for name in ("outbox_dead", "processes_stuck"):
-            until(
-                lambda name=name: metrics.REGISTRY.get_sample_value(f"samefold_{name}", {"policy": "saving"}) == 1, name
-            )  # type: ignore[misc]
+        until(lambda: gauges("outbox_dead", "processes_stuck") == [1, 1], "the exporter has counted it")
     finally:
         exporter.stopping.set()
         thread.join(30)
