@@ -704,7 +704,7 @@ def test_each_rejection_that_tells_of_a_defect_is_logged_counted_and_recorded(
         deposit("ada", "failed", 1),
         command("accounts/ada", "conflict", "Withdraw", expected_version=7, cents=1, on="2026-01-01"),
         command("accounts/ada", "malformed", "Withdraw", cents=0, on="2026-01-01"),
-        command("accounts/ada", "large", "Deposit", cents=1, on="2026-01-01", details=large),
+        command("accounts/ada", "large" * 30, "Deposit", cents=1, on="2026-01-01", details=large),
         open_account("a\N{ZERO WIDTH SPACE}da"),
     )
     serve(world.model_copy(update={"max_command_bytes": 1_024}), 7)

@@ -27,6 +27,8 @@ from tests.engine.spine import set_up
 
 FEW, MANY = 1_000, 1_000_000
 TABLES = ["outbox", "parked"]
+PLANNED_ANEW = {"look at views (API, exporter)", "read a page of a view"}
+"""These may scan a small table. They have new plans soon after it has grown: when autovacuum analyzes it."""
 BACKLOG = (
     "insert into outbox (id, policy, kind, partition, stream, version, number, target, type, body, due, depth, sent_at, outcome,"
     " otherwise_type, otherwise_body, dead, wished_at, correlation_id, causation_id)"
@@ -45,12 +47,12 @@ BACKLOG = (
 def test_a_backlog_costs_as_much_whether_it_is_a_thousand_or_a_million(world: Settings) -> None:
     """With the plans of when the tables were empty, and with those that are made after `analyze`."""
     set_up(world)
-    with connect(world, "test", by_key=True, statement_timeout_ms=0) as db, connect(world, "exporter") as exporter:
+    with connect(world, "test", by_key=True, statement_timeout_ms=0) as db, connect(world, "api") as plain:
         prepare(db)
         at = dict.fromkeys(range(8), START._replace(next_offset=1, epoch=0))
         set_generation(db, world.events_topic, {"policy_saving": at}, "test")
         db.execute("insert into activations (policy, number, version, positions) values ('saving', 1, 1, '{}')")
-        every = calls(world, db, exporter)
+        every = calls(world, db, plain)
         for table in TABLES:
             db.execute(f"alter table {table} set (autovacuum_enabled = off)".encode())
         for _ in range(8):
@@ -65,17 +67,19 @@ def test_a_backlog_costs_as_much_whether_it_is_a_thousand_or_a_million(world: Se
             for name in (f"{number}", f"{number} analyzed"):
                 for call in every.values():
                     call()
-                cost[name] = {name: touched(db, exporter, call) for name, call in every.items()}
+                cost[name] = {name: touched(db, plain, call) for name, call in every.items()}
                 db.execute("analyze outbox, parked")
-    few, *others = cost.values()
-    for name, (blocks, _) in few.items():
-        print(name, [one[name] for one in cost.values()])
-        assert all(one[name][0] <= 2 * blocks + 20 for one in others), name
-        assert not {table for one in others[1:] for table in one[name][1]} & {*TABLES}, f"{name} scans a table"
-        assert len({one[name][1] for one in others[1:]}) == 1, f"the plans of {name} differ"
+    print(cost)
+    for name in every:
+        first, small, stale, analyzed = (one[name] for one in cost.values())
+        many = [analyzed] if name in PLANNED_ANEW else [stale, analyzed]
+        most = queries.MOST_PARKED if name in PLANNED_ANEW else 2 * max(first[0], small[0]) + 20
+        assert all(blocks <= most for blocks, _ in many), name
+        assert all(plan.isdisjoint(TABLES) for _, plan in many), f"{name} scans a table"
+        assert name in PLANNED_ANEW or {plan for _, plan in many} == {first[1], small[1]}, f"the plans of {name} differ"
 
 
-def calls(world: Settings, db: Connection, exporter: Connection) -> dict[str, Callable[[], object]]:
+def calls(world: Settings, db: Connection, plain: Connection) -> dict[str, Callable[[], object]]:
     agent, numbers = Agent(db, world, policy(saving)), count(1)
     mine = [("saving", partition) for partition in range(4)]
     page = queries.page(all_views()["balances"], "balances_v2", world.events_topic, {}, None, 10)
@@ -98,8 +102,8 @@ def calls(world: Settings, db: Connection, exporter: Connection) -> dict[str, Ca
         "mark 10 commands as sent": undone(lambda: mark_sent(db, [f"saving~{5 * n:08}" for n in range(1, 11)])),
         "record that Kafka refuses one": undone(lambda: refuse(db, "saving~00000005", "too large")),
         "write a batch of wishes and outcomes": batch,
-        "look at views (API, exporter)": lambda: exporter.execute(VIEWS).fetchall(),
-        "read a page of a view": lambda: db.execute(page.text, page.parameters).fetchall(),
+        "look at views (API, exporter)": lambda: plain.execute(VIEWS).fetchall(),
+        "read a page of a view": lambda: plain.execute(page.text, page.parameters).fetchall(),
     }
 
 
@@ -116,7 +120,7 @@ def touched(db: Connection, other: Connection, call: Callable[[], object]) -> tu
             " from pg_statio_user_tables where relname = any(%(tables)s)",
             {"tables": TABLES},
         )
-        scans = dict(found.fetchall())
+        scans: dict[str, int] = dict(found.fetchall())
         return scans.pop(""), scans
 
     blocks, scans = now()
