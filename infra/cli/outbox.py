@@ -95,11 +95,15 @@ def retry(
     """Send dead letters again: those that are named, or all that the options fit."""
     from infra import terminal
     from infra.settings import Settings
+    from policies.engine.operate import require_known
     from policies.engine.operate import retry as run
+    from policies.engine.policy import discover
 
-    which = _which(idents, policy, endpoint, reason, since)
+    settings, which = Settings(), _which(idents, policy, endpoint, reason, since)
     with terminal.progress("retry", None, quiet=as_json or bool(idents)) as advance:
-        retried, left = run(Settings(), which, advance)
+        retried, left = run(settings, which, advance)
+    if policy is not None and not retried + left:
+        require_known(settings, policy, discover())
 
     def text(_: Any) -> Iterator[str]:
         yield f"{retried:,} to be sent again."
@@ -122,8 +126,9 @@ def drop(
     """Remove wishes for good: those that are named, or all dead letters that the options fit."""
     from infra import terminal
     from infra.settings import Settings
-    from policies.engine.operate import COUNTED, named, wishes
+    from policies.engine.operate import COUNTED, named, require_known, wishes
     from policies.engine.operate import drop as run
+    from policies.engine.policy import discover
 
     settings, which = Settings(), _which(idents, policy, endpoint, reason, since, alive=alive)
     if which.ids is not None:
@@ -131,6 +136,8 @@ def drop(
         total = len(found)
     else:
         total, found = wishes(settings, which, limit=SHOWN)
+    if policy is not None and not total:
+        require_known(settings, policy, discover())
     if total and not yes:
         many = f"{total:,} wishes{' or more' if which.ids is None and total >= COUNTED else ''}"
         what = many if total > SHOWN else ", ".join(one.id for one in found)

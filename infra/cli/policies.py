@@ -88,6 +88,10 @@ def resume(
     moment = words.get(posts_from) or parse_as_of(posts_from, now)
     if not isinstance(moment, datetime | str):
         raise typer.BadParameter("it is a time, not positions", param_hint="'--posts-from'")
+    if isinstance(moment, datetime) and moment > now:
+        raise typer.BadParameter(
+            f"{moment} is in the future: posts of all events until then would be left out", param_hint="'--posts-from'"
+        )
     found, by = activations.resume(Settings(), name, moment, also_live=yes)
     result = {"policies": found, "posts_from": f"{moment}", "by": by}
     line = f"{', '.join(found)}: posts are made of events since {moment}. Decided by {by}."

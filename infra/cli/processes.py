@@ -38,6 +38,7 @@ def processes(
     def text(_: Any) -> Iterator[RenderableType]:
         if not found:
             yield "No process is stuck." if stuck else "No process waits for anything."
+            yield "Policies that stand still are in `samefold policies` and `samefold doctor`."
             return
         rows = ((one.policy, one.stream, one.waits, *_plainly(wait)) for one in found for wait in one.first)
         yield terminal.table(("policy", "stream", "waits", "since", "for", "why"), rows)

@@ -25,8 +25,8 @@ def send(
         float, typer.Option(help="With --wait: give up after so many seconds without a new outcome.")
     ] = 60,
     operator: Annotated[
-        str, typer.Option(metavar="NAME", help="Who sends them: recorded as operator:NAME.", show_default=False)
-    ] = "",
+        str | None, typer.Option(metavar="NAME", help="Who sends them: recorded as operator:NAME.", show_default=False)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Send commands, one JSON object a line: {"stream", "id", "type", "data", "expected_version"?}.
@@ -46,7 +46,9 @@ def send(
     from infra.terminal import progress, show
 
     settings = Settings()
-    lines = read_lines(file, f"operator:{operator}" if operator else UNSET)
+    if operator is not None and not operator.strip():
+        raise typer.BadParameter("it is empty: it says who repairs", param_hint="'--operator'")
+    lines = read_lines(file, UNSET if operator is None else f"operator:{operator}")
     commands = sealed(settings, lines, file)
     summary: dict[str, Any] = {"sent": len(commands)}
     if wait:

@@ -184,7 +184,7 @@ outbox = sa.Table(
     sa.Column("otherwise_fingerprint", sa.Text, comment="null where the refusal becomes a field of it"),
     *(sa.Column(name, sa.Text) for name in ("later_type", "later_body", "later_fingerprint")),
     sa.Column("after_ms", sa.BigInteger, comment="from the last answer until `later` is due"),
-    sa.Column("expected", sa.Text, comment="codes of rejections that need no follow-up, each after a space"),
+    sa.Column("expected", sa.Text, comment="codes of rejections that need no follow-up, each after a space; * is all"),
     sa.Column("outcome", sa.Text, comment="accepted or rejected; null while only the wish is known"),
     sa.Column("refusal", sa.Text, comment="the rejection's code"),
     sa.Column("outcome_depth", sa.Integer),

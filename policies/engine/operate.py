@@ -173,7 +173,7 @@ _STATE = """case when dead is not null then 'dead' when kind is null then 'outco
 _STATE_OF_POST = """case when dead is not null then 'dead' when p.endpoint <> all(%(named)s) then 'no-endpoint'
   when next_attempt > now() and not claimed then 'waiting' else 'unsent' end"""
 _FITS = """(%(ids)s::text[] is null or id = any(%(ids)s)) and (%(policy)s::text is null or policy = %(policy)s)
-  and (%(reason)s::text is null or split_part(dead, ':', 1) = %(reason)s)
+  and (%(reason)s::text is null or starts_with(dead || ':', %(reason)s || ':'))
   and (%(since)s::timestamptz is null or wished_at >= %(since)s)
   and (%(alive)s or %(ids)s::text[] is not null or dead is not null)"""
 _COMMANDS = f"outbox where %(endpoint)s::text is null and {_FITS}"

@@ -402,9 +402,9 @@ _BOTH = "kind is not null and outcome is not null"
 _SAME = f"""
 (kind = 'dropped' or fingerprint is null or fingerprint || ' ' || target = outcome_fingerprint
   or fingerprint = '{ANY}' and substr(outcome_fingerprint, strpos(outcome_fingerprint, ' ') + 1) = target)"""
-_EXPECTED = """
+_EXPECTED = f"""
 (kind = 'dropped' or outcome = 'accepted' or otherwise_type is not null
-  or refusal = any(string_to_array(coalesce(expected, ''), ' ')))"""
+  or expected = '{ANY}' or refusal = any(string_to_array(coalesce(expected, ''), ' ')))"""
 
 _MEET = f"""
 with met as (delete from outbox where id = any(%s) and {_BOTH} and {_SAME} and {_EXPECTED} returning *),

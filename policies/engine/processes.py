@@ -34,9 +34,12 @@ with waits as not materialized (
               else 'unsent' end as what
     from outbox where kind = 'send' and (dead is not null or not %(stuck)s)
    union all
-  select policy, stream, id, endpoint, null, dead, wished_at, case when not claimed then next_attempt end,
+  select policy, stream, id, endpoint, null, coalesce(dead, no_endpoint), wished_at, case when not claimed then next_attempt end,
          case when dead is not null then 'dead' else 'post' end
-    from posts left join lanes using (endpoint, policy, stream) where dead is not null or not %(stuck)s
+    from posts left join lanes using (endpoint, policy, stream),
+         lateral (select case when endpoint <> all(%(named)s) then 'no-endpoint: SAMEFOLD_WEBHOOKS has no such one' end)
+                 n (no_endpoint)
+   where coalesce(dead, no_endpoint) is not null or not %(stuck)s
    union all
   select substr(view, 8), stream, null, null, null, error, parked_at, null, 'parked'
     from parked where starts_with(view, 'policy_')),
@@ -57,4 +60,6 @@ def processes(settings: Settings, policy: str | None, *, stuck: bool, limit: int
     """Those that wait, the oldest first. Raises DatabaseUnavailable."""
     with naming(settings), connect(settings, "samefold processes", statement_timeout_ms=0) as connection:
         cursor = connection.cursor(row_factory=class_row(ProcessNow))
-        return cursor.execute(_PROCESSES, {"policy": policy, "stuck": stuck, "limit": limit}).fetchall()
+        return cursor.execute(
+            _PROCESSES, {"policy": policy, "stuck": stuck, "limit": limit, "named": [*settings.webhooks] or None}
+        ).fetchall()

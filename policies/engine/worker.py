@@ -149,6 +149,7 @@ def difference(live: Mapping[str, int], code: Mapping[str, int]) -> str | None:
         found = "is new" if has is None else "was removed"
         return f"policy '{name}' {found}. `samefold policies switch {name}` makes it live, from that moment on."
     return (
-        f"policy '{name}' is live as version {has}, this code has {wants}. If newer code made that live, restart this process with "
-        f"it; else `samefold policies switch {name}` with this code makes it live, from that moment on."
+        f"the next events of policy '{name}' belong to its version {has}, and this code has {wants}. `samefold policies` says "
+        f"whether to switch to this code, to restart with newer code, or to run policies/{name}.py of version {has} until it has "
+        "read them."
     )

@@ -94,7 +94,6 @@ CHANGES: list[tuple[str, list[str]]] = [
     (f"{ONE} {T1}", [HAS]),
     (f"update outbox set body = '{{\"a\":1}}' where {T1}", [LACKS, HAS]),
     (f"update outbox set dead = 'refused: failed' where {T1}", [LACKS, HAS]),
-    (f"update outbox set due = due + interval '1 s' where {T1}", [LACKS, HAS]),
     ("update outbox set sent_at = now()", []),
     ("update activations set version = 3 where policy = 'transfers'", ["P: activations are not"]),
     ("update activations set positions = jsonb_set(positions, '{0}', '[1,-1,0,-1]')", ["P: activations are not"]),

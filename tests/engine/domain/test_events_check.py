@@ -664,7 +664,12 @@ def test_a_record_of_before_gets_the_results_with_the_next_release(hotel: Tree) 
     del record["views"]["policy_nights"]
     for view in record["views"].values():
         del view["results"]
-    record["events"]["RoomFreed"]["1"]["golden"][0]["state"] = {"taken": False, "times": 1}
+    golden = record["events"]["RoomFreed"]["1"]["golden"][0]
+    golden["state"] = {"taken": True, "times": 7}
+    hotel.record.write_text(json.dumps(record))
+    [refused] = hotel.report(code=1)["refused"]
+    assert "it makes something else of RoomFreed than the release did" in str(refused), "its states were recorded, too"
+    golden["state"] = {"taken": False, "times": 1}
     hotel.record.write_text(json.dumps(record))
     hotel.write(USE, ("+ 1)", "+ 2)"))
     report = hotel.report()

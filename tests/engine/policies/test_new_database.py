@@ -159,6 +159,7 @@ def test_a_held_policy_is_told_wherever_one_looks(
         (["forward"], "Missing option '--posts-from'"),
         (["forward", "--posts-from", "soon"], "bad-moment: 'soon'"),
         (["forward", "--posts-from", "0:1"], "it is a time, not positions"),
+        (["forward", "--posts-from", "2999-01-01T00:00:00Z"], "is in the future"),
         (["nosuch", "--posts-from", "now"], "never-live: Policy 'nosuch' was never live"),
     ],
 )

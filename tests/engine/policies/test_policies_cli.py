@@ -287,7 +287,13 @@ def test_wishes_are_chosen_by_policy_endpoint_reason_and_age_in_steps(
     assert answer(cli, "outbox", "retry", "--since", "2026-06-01") == nothing
     assert answer(cli, "outbox", "retry", "--policy", "saving", "--since", "2026-04-01") == {"retried": 1, "left": 1}
     assert answer(cli, "outbox", "retry", "--endpoint", "crm", "--reason", "gone") == nothing
-    assert answer(cli, "outbox", "retry", "--endpoint", "crm", "--reason", "gave-up") == {"retried": 5, "left": 0}
+    assert answer(cli, "outbox", "retry", "--endpoint", "crm", "--reason", "gave-up: attempt 1") == nothing
+    for command in ("retry", "drop"):
+        assert cli("outbox", command, "--policy", "nosuch").stderr.startswith("unknown-policy: ")
+    assert answer(cli, "outbox", "retry", "--endpoint", "crm", "--reason", "gave-up: attempt 10") == {
+        "retried": 5,
+        "left": 0,
+    }
     settings = with_endpoints(bank.world, shop="http://127.0.0.1:1/")
     found = json.loads(cli("outbox", "list", "--endpoint", "crm", "--json", settings=settings).stdout)["wishes"]
     assert {one["id"]: (one["state"], one["attempts"]) for one in found} == dict.fromkeys(crm, ("no-endpoint", 0))

@@ -8,13 +8,15 @@ down_revision = "a10f3c5e7b21"
 
 
 def upgrade() -> None:
-    expected = "codes of rejections that need no follow-up, each after a space"
+    expected = "codes of rejections that need no follow-up, each after a space; * is all"
     for column in (
         *(sa.Column(name, sa.Text(), nullable=True) for name in ("later_type", "later_body", "later_fingerprint")),
         sa.Column("after_ms", sa.BigInteger(), nullable=True, comment="from the last answer until `later` is due"),
         sa.Column("expected", sa.Text(), nullable=True, comment=expected),
     ):
         op.add_column("outbox", column)
+    # what is under way ends as it was written: without a word where it is rejected
+    op.execute("update outbox set expected = '*' where kind is not null")
     op.create_index("outbox_dead", "outbox", ["policy", "stream"], postgresql_where=sa.text("dead is not null"))
     op.create_table(
         "relay_leases",
