@@ -79,11 +79,8 @@ def writes(
     ]
     columns = [kind.pack(values) for kind, values in zip(_TYPES, zip(*rows, strict=True), strict=True)]
     ids = binary_arrays.texts([one.id for one in wishes])
-    return [
-        Statement(_INSERT, columns),
-        Statement(_OPEN_LANES + b"false returning null", [ids], written),
-        *([Statement(_BURIED, [ids], tell_dead)] if any(one.dead for one in wishes) else ()),
-    ]
+    dead = [Statement(_BURIED, [ids], tell_dead)] if any(one.dead for one in wishes) else []
+    return [Statement(_INSERT, columns), Statement(_OPEN_LANES + b"false returning null", [ids], written), *dead]
 
 
 def revive(connection: Connection, ids: Sequence[str]) -> int:
