@@ -1,6 +1,7 @@
 """Who may send which command, and who may read which rows. What is not allowed here is denied (docs/access.md).
 
-Holders see and move their own accounts, tellers all, auditors only read. Commands that policies send are nobody's.
+Holders see their own accounts and transfer from them. Tellers pay cash in and out and see all, auditors only read. Commands that
+policies send are nobody's.
 """
 
 from domain.accounts import ChargeFee, CloseAccount, CreditInterest, Deposit, OpenAccount, Withdraw
@@ -11,15 +12,16 @@ from infra.access import Caller, Row, Rows
 
 def may_send(caller: Caller, stream: str, command: object) -> bool | Row:
     """Whether the caller may send it to that stream, `accounts/7`; or the row that must exist for it."""
-    account = stream.partition("/")[2]
     teller = "teller" in caller.roles
+    is_own = stream.partition("/")[2].rpartition("-")[0] == caller.subject  # as `ada-1`
     match command:
-        case Deposit() | Withdraw(hold=""):  # with a hold it is part of a transfer
-            return teller or Row("balances", account=account, owner=caller.subject)
         case RequestTransfer(source=source) | PlaceStandingOrder(source=source):
-            is_own = stream.partition("/")[2].rpartition("-")[0] == caller.subject  # as `ada-1`
             return teller or (is_own and Row("balances", account=source, owner=caller.subject))
-        case OpenAccount() | CreditInterest() | ChargeFee() | CloseAccount() | CancelStandingOrder():
+        case CancelStandingOrder():
+            return teller or is_own
+        case Deposit() | Withdraw(hold=""):  # cash; with a hold it is part of a transfer
+            return teller
+        case OpenAccount() | CreditInterest() | ChargeFee() | CloseAccount():
             return teller
         case _:
             return False

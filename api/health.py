@@ -63,6 +63,8 @@ class Ready(TypedDict):
     checks: dict[str, Checked]
     stopped_views: NotRequired[dict[str, str]]
     """By name, the code of why each stopped. Other requests are served as ever, so this process is ready."""
+    unfit_topics: NotRequired[list[str]]
+    """Topics of Kafka with a setting that loses history. To serve or not makes no difference to it, so this process is ready."""
     standing_still: NotRequired[dict[str, str]]
     """By agent, and for the handlers, where it has longest been without a move although there is something to do."""
 
@@ -116,6 +118,11 @@ class Readiness:
         """By name, the code of why each stopped, as of the last check."""
         return {view: stopped for view, _, stopped in self._seen.views if stopped} if self._seen else {}
 
+    @property
+    def unfit_topics(self) -> list[str]:
+        """Those with settings that lose history. Commands are served as ever, which makes nothing worse."""
+        return sorted(self._stores.watch.unfit) if self._stores.watch else []
+
     def _blind(self) -> SamefoldError | None:
         age = time.monotonic() - self._seen.at if self._seen else None
         if age is not None and age <= BLIND_S:
@@ -168,6 +175,8 @@ async def _ready(request: Request) -> Response:
     ready = Ready(status="ready", checks=checks)
     if stopped := readiness.stopped_views:
         ready["stopped_views"] = stopped
+    if unfit := readiness.unfit_topics:
+        ready["unfit_topics"] = unfit
     if still := readiness.standing_still:
         ready["standing_still"] = still
     return Response(msgspec.json.encode(ready), media_type=JSON)

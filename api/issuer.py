@@ -45,6 +45,10 @@ MOST_REMEMBERED = 2_000
 """Tokens that were found good; to check a signature takes longer than all the rest of the door."""
 MAX_SUBJECT_BYTES = 200
 """Subjects are stored with each command."""
+RESERVED = ("policy:", "operator:")
+"""So begins the `by` of commands that no caller sent."""
+OF_OTHERS = frozenset({"nonce", "at_hash", "c_hash", "s_hash", "events"})
+"""Claims of ID tokens and security events, which no access token has (OpenID Connect Core, RFC 8417)."""
 
 
 class TokenRefused(SamefoldError):
@@ -129,7 +133,7 @@ class Issuer:
     def _verified(self, token: str, key: PyJWK) -> Verified:
         settings = self._settings
         try:
-            claims = jwt.decode(
+            decoded = jwt.decode_complete(
                 token,
                 key,
                 algorithms=ALGORITHMS,
@@ -138,12 +142,15 @@ class Issuer:
                 leeway=LEEWAY_S,
                 options={"require": ["exp", "iss", "aud", "sub"], "enforce_minimum_key_length": True},
             )
+            claims = decoded["payload"]
             until = float(claims["exp"]) + LEEWAY_S
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError) as error:
             raise TokenRefused(_WRONG.get(type(error), "The token is not valid.")) from None
+        if not _is_access_token(decoded["header"], claims):
+            raise TokenRefused("The token is not an access token.")
         subject = claims["sub"]
         size = len(subject.encode(errors="replace"))
-        if not 0 < size <= MAX_SUBJECT_BYTES or not subject.isprintable() or subject.startswith("policy:"):
+        if not 0 < size <= MAX_SUBJECT_BYTES or not subject.isprintable() or subject.startswith(RESERVED):
             raise TokenRefused("The token's subject is not a name that this service can keep.")
         caller = Caller(
             subject,
@@ -229,6 +236,18 @@ def _usable(key_set: Any) -> KeySet:
         if len(keys := [key for name, key in found.items() if name[1] == kind]) == 1:
             found[None, kind] = keys[0]
     return found
+
+
+def _is_access_token(header: Mapping[str, Any], claims: Mapping[str, Any]) -> bool:
+    """By its type (RFC 9068); many issuers give all tokens the type `JWT` or none, and some of them name the use in a claim."""
+    match str(header.get("typ", "JWT")).lower().removeprefix("application/"):
+        case "at+jwt":
+            return True
+        case "jwt":
+            use = claims.get("typ", claims.get("token_use"))  # Keycloak's, and Amazon Cognito's
+            return OF_OTHERS.isdisjoint(claims) if use is None else use in ("Bearer", "access")
+        case _:
+            return False
 
 
 def _at(claims: Mapping[str, Any], path: str) -> Any:

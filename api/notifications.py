@@ -7,11 +7,10 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TypeAlias
 
-import psycopg
 from psycopg import sql
 
 from infra.database.connect import naming, parameters
-from infra.database.deadline import Connection, ended_after
+from infra.database.deadline import Connection, Session, ended_after
 from infra.errors import SamefoldError
 from infra.settings import Settings
 from projections.engine.store.positions import channel
@@ -89,7 +88,7 @@ async def lasting(
         try:
             with naming(settings):
                 session = parameters(settings, name, by_key=by_key)
-                async with await psycopg.AsyncConnection.connect(**session) as connection:
+                async with await Session.connect(**session) as connection:
                     await work(connection)
         except SamefoldError as error:
             log.debug("%s: %s", name, error)

@@ -69,7 +69,8 @@ Version = Annotated[int, Field(ge=0, le=2**63 - 1, description="How many events 
 Position = Annotated[str, Field(pattern=POSITION, examples=[A_POSITION], description="Of the log, for `after`")]
 At = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time", "description": "By the broker's clock"})]
 Parked = Annotated[
-    int, Field(ge=0, description="Streams with an event that could not be folded: later ones are missing")
+    int | None,
+    Field(ge=0, description="Streams with an event that could not be folded: later ones are missing. null: not told"),
 ]
 
 
@@ -104,6 +105,7 @@ class Outcome(_Recorded):
     outcome: Literal["accepted", "rejected"]
     code: NotRequired[Annotated[str, Field(description="Why it was rejected")]]
     message: NotRequired[Annotated[str, Field(description="The same as a sentence")]]
+    by: NotRequired[Annotated[str, Field(description="Who sent it: a token's subject, policy:NAME or operator:NAME")]]
 
 
 def header(about: str, **schema: Any) -> Json:

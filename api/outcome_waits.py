@@ -47,6 +47,8 @@ class Recorded(NamedTuple):
     fingerprint: str
     at: datetime
     position: Token
+    by: str | None = None
+    """Not read for the command's sender."""
 
 
 Outcome = asyncio.Future[Recorded | None]

@@ -142,6 +142,8 @@ async def _outcome(request: Request) -> Response:
     members = _members(ref, recorded)
     if recorded.outcome != "accepted":
         members |= {"code": recorded.code, "message": _message(recorded)}
+    if recorded.by is not None:
+        members["by"] = recorded.by
     headers = {"Samefold-Position": members["position"]} | prefer.applied
     return Response(msgspec.json.encode(members), 200, headers, JSON)
 
@@ -152,8 +154,9 @@ async def _waited_for(
     """The outcome, as soon as it is there. For one that is another caller's, all of the time passes, as for none."""
     ends_at = asyncio.get_running_loop().time() + wait_s
     await asyncio.wait((outcome,), timeout=wait_s)
-    recorded = outcome.result() if outcome.done() else None
-    if recorded is None or rows is None or (recorded := await _look_up(services, ref, rows)) is not None:
+    if not outcome.done() or outcome.result() is None:
+        return None
+    if (recorded := await _look_up(services, ref, rows)) is not None:
         return recorded
     # no command has this id, so that only the end of this process ends the wait
     with services.outcomes.waiting(ref.stream, "", services.events.partitions, may_be_there=False) as end:
@@ -170,7 +173,7 @@ async def _look_up(services: Services, ref: CommandRef, rows: Rows | None) -> Re
         return None
     partition = partition_of(ref.stream, services.events.partitions)
     row = msgspec.json.decode(found.rows[0].json)
-    members = {name: row[name] for name in ("code", "message", "version")}
+    members = {name: row[name] for name in ("code", "message", "version", "by")}
     members |= {
         "outcome": "accepted" if row["code"] is None else "rejected",
         "fingerprint": UUID(row["fingerprint"]).hex,

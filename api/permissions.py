@@ -37,13 +37,15 @@ def rows_for(request: Request, view: View) -> Rows | None:
     return allowed
 
 
-def readable(request: Request, views: Mapping[str, View]) -> list[View]:
-    """Those of the views that the caller may read, or some rows of."""
+def readable(request: Request, views: Mapping[str, View]) -> list[tuple[View, bool]]:
+    """Those of the views that the caller may read, or some rows of, with whether these are all rows."""
     if (caller := caller_of(request)) is None:
-        return list(views.values())
+        return [(view, True) for view in views.values()]
     may_read = _access(services_of(request)).may_read
     found = ((view, limited(may_read, caller, view.name)) for view in views.values())
-    return [view for view, allowed in found if allowed is True or (isinstance(allowed, Rows) and allowed)]
+    return [
+        (view, allowed is True) for view, allowed in found if allowed is True or (isinstance(allowed, Rows) and allowed)
+    ]
 
 
 async def require_may_send(services: Services, caller: Caller, stream: str, command_id: str, command: object) -> None:

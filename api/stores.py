@@ -24,6 +24,7 @@ from commands import release
 from commands.outcomes import ReadModelNotSetUp
 from infra.database.connect import named, naming
 from infra.database.deadline import ended_after
+from infra.domain_model.contexts import has_personal_fields
 from infra.errors import SamefoldError
 from infra.log import clients, topics
 from infra.log.topics import Topic
@@ -126,6 +127,7 @@ class StoreChecks:
         self._commands: Mapping[int, tuple[int, int]] = {}
         self._kafka_at = float("-inf")
         self._topics: tuple[Topic, Topic] | None = None
+        self.watch: topics.Watch | None = None
         self._compare_at = 0.0
         self._listeners: list[Callable[[], None]] = []
 
@@ -228,7 +230,7 @@ class StoreChecks:
                 away = error if isinstance(error, clients.KafkaUnavailable) else clients.away(self._settings, error)
                 self._is_wrong("kafka", away, "away")
         except SamefoldError as error:
-            self._is_wrong("topics", error)
+            self._is_wrong("topics" if subject == "kafka" else subject, error)
         else:
             self._is_well(subject)
             return found
@@ -272,12 +274,12 @@ class StoreChecks:
 
     async def _ask_topics(self) -> None:
         """Create missing topics at the first check, as handlers and agents do; later, compare them with the contract."""
-        if self._topics is None:
+        if self._topics is None or self.watch is None:
             self._topics = await self._in_thread(partial(topics.ensure, self._settings))
+            also = [self._settings.keys_topic] if has_personal_fields() else []
+            self.watch = topics.Watch(self._settings, self._topics, self._status, self._admin, also)
         else:
-            for topic in self._topics:
-                now = await self._in_thread(partial(topics.describe, self._settings, topic.name, admin=self._admin))
-                topics.require_same(topic, now)
+            await self._in_thread(self.watch.check)
         await self._in_thread(partial(self._ask_commands, self._topics[0]))
         self._is_well("topics")
         self._compare_at = time.monotonic() + COMPARE_S

@@ -28,7 +28,7 @@ from projections.engine.store.positions import STOPPED
 from projections.engine.views import queries
 from projections.engine.views.queries import Found, Query
 from projections.engine.views.token import Token
-from projections.engine.views.view import Kind, View
+from projections.engine.views.view import View
 
 READ_AGAIN_S = 1.0
 """A waiting request reads again after so long without a notification: one may be lost."""
@@ -304,22 +304,17 @@ def _offsets(token: Token) -> dict[int, int]:
 
 def stream_of(view: View, key: Values) -> str | None:
     """The stream that the row with this key is folded from, if the key is the stream's id."""
-    return f"{view.contexts[0]}/{key[0]}" if tells_stream(view) else None
-
-
-def tells_stream(view: View) -> bool:
-    """Whether a row's key is its stream's id."""
-    return view.kind is Kind.ENTITY and view.key_function is None
+    return f"{view.contexts[0]}/{key[0]}" if view.tells_stream else None
 
 
 def row_members(view: View, found: Found, row: msgspec.Raw) -> dict[str, Any]:
     """An answer with this row, with the number of parked streams where the key is not the stream's id."""
-    return {"row": row} if tells_stream(view) else {"row": row, "parked": found.parked}
+    return {"row": row} if view.tells_stream else {"row": row, "parked": found.parked}
 
 
 def row_tag(view: View, found: Found, row: msgspec.Raw) -> str:
     """The tag of an answer with this row."""
-    return content_tag(row) if tells_stream(view) else content_tag(row, b"%d" % found.parked)
+    return content_tag(row) if view.tells_stream else content_tag(row, b"%a" % found.parked)
 
 
 def content_tag(*parts: bytes) -> str:

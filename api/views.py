@@ -46,7 +46,6 @@ from api.view_reader import (
     row_members,
     row_tag,
     stream_of,
-    tells_stream,
 )
 from infra.access import BadAccess, Rows
 from infra.database.connect import DatabaseUnavailable
@@ -156,13 +155,13 @@ def _list(views: Mapping[str, View]) -> Route:
                 kind=view.kind,
                 version=view.version,
                 agent=view.agent,
-                parked=left_out.get(view.name, (0, None))[0],
+                parked=left_out.get(view.name, (0, None))[0] if is_all else None,
                 stopped=left_out.get(view.name, (0, None))[1],
                 key=[column.name for column in view.key],
                 columns={column.name: schema_of(column) for column in view.columns},
                 href=path_of("views", view.name),
             )
-            for view in readable(request, views)
+            for view, is_all in readable(request, views)
         ]
         return Response(msgspec.json.encode({"views": described}), 200, media_type=JSON)
 
@@ -208,7 +207,7 @@ def _page(view: View) -> Route:
             next_page = f"{path_of('views', view.name)}?{urlencode([*asked.rest, ('cursor', cursor)])}"
         position = str(found.position)
         body = msgspec.json.encode({"items": rows, "next": next_page, "position": position, "parked": found.parked})
-        tag = content_tag(*rows, (next_page or "").encode(), b"%d" % found.parked)
+        tag = content_tag(*rows, (next_page or "").encode(), b"%a" % found.parked)
         link = {"Link": f'<{next_page}>; rel="next"'} if next_page else {}
         return answered(request, tag, found, body, link | _applied(request))
 
@@ -328,7 +327,7 @@ class _Described:
         self.filters = [_filter(view, name) for name in (one.name for one in view.columns) if name not in PAGING]
         columns = {one.name: Annotated[Any, WithJsonSchema(schema_of(one))] for one in view.columns}
         row = TypedDict(f"{title}Row", columns)  # type: ignore[misc]
-        parked = {} if tells_stream(view) else {"parked": Parked}
+        parked = {} if view.tells_stream else {"parked": Parked}
         self.answer = TypedDict(f"{title}Answer", {"row": row, "position": Position, **parked})  # type: ignore[misc]
         next_ = Annotated[str | None, Field(description="The path of the next page, null on the last.")]
         members = {"items": list[row], "next": next_, "position": Position, "parked": Parked}

@@ -82,7 +82,7 @@ class Bench:
                 "group_prefix": f"bench-{number}",
                 "commands_topic": names[0],
                 "events_topic": names[1],
-                "policies_topic": f"{names[1]}-p",
+                "policies_topic": f"bench-{number}-p",  # else a policy is held: the log knows it, and the database is new
                 "partitions": PARTITIONS,
                 # this very stack, whatever the environment says of another one
                 "kafka_security_protocol": "PLAINTEXT",

@@ -186,11 +186,13 @@ class Handler:
         found = self._wait_for_topics()
         if found is None:
             return
-        commands, events = self._topics = found
+        commands, events = found
+        self._topics: Sequence[topics.Topic] = found
+        self._admin = topics.Admin(self.settings, CHECK_WITHIN_S)
+        self._watch = topics.Watch(self.settings, found, self._status, self._admin)
         self._events = events.name
         self._intake = Intake(commands.id, commands.partitions, self.settings.max_command_bytes)
         self._connection = clients.Connection(f"handler {self.name}")
-        self._admin = topics.Admin(self.settings, CHECK_WITHIN_S)
         self._producer = clients.LastingProducer(self.settings, f"handler {self.name}", self._connection)
         self._log_reader = clients.range_consumer(self.settings)
         self._join()
@@ -238,8 +240,7 @@ class Handler:
                 self._is_telling = True
                 self._decided.clear()
         with suppress(clients.KafkaUnavailable):
-            commands, events = (self._unchanged(topic) for topic in self._topics)
-            self._topics = commands, events
+            self._topics = self._watch.check()
         if not any(writer.phase is Phase.SERVING for writer in self.writers.values()):
             return
         try:
@@ -248,11 +249,6 @@ class Handler:
                 self._before_opening(snapshot)
         except (psycopg.Error, DatabaseUnavailable) as error:
             self._database_unavailable(error)
-
-    def _unchanged(self, topic: topics.Topic) -> topics.Topic:
-        found = topics.describe(self.settings, topic.name, admin=self._admin)
-        topics.require_same(topic, found)
-        return found
 
     # ── commands in ──
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -45,7 +46,7 @@ class Unsealed:
 
     def sealed(self, key: DataKey) -> Command:
         """The command with sealed values. Raises ValueError, where plain text would stay in the body."""
-        numbers = iter(range(len(self._values)))
+        numbers = count()  # a validator may have copied a value to another field
 
         def seal(plain: str, fallback: str) -> str:
             # of commands with the same id in several streams each has another nonce
@@ -61,15 +62,17 @@ class Unsealed:
             raise NotSealed(summary(error)) from None
         return msgspec.structs.replace(self._command, data=body)
 
-    def _mark(self, plain: str, fallback: str) -> str:
+    def _mark(self, plain: object, fallback: str) -> str:
+        if not isinstance(plain, str):
+            raise ValueError("a personal text stays a text: its checks may not make another type of it")
         self._values.append((plain, fallback))
         return f"{PREFIX}{len(self._values) - 1}"
 
     def _replaced(self, raw: msgspec.Raw, marked: Any, seal: Callable[[str, str], str]) -> msgspec.Raw:
         """The JSON with each marked value sealed. Members are visited by name, since their order does not matter to a client."""
         match marked:
-            case str() if marked.startswith(PREFIX):
-                return msgspec.Raw(msgspec.json.encode(seal(*self._values[int(marked.removeprefix(PREFIX))])))
+            case str() if (number := marked.removeprefix(PREFIX)) != marked and number.isdecimal():
+                return msgspec.Raw(msgspec.json.encode(seal(*self._values[int(number)])))
             case dict() if PREFIX in repr(marked):
                 members = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
                 for name in sorted(members.keys() & marked.keys()):

@@ -113,7 +113,7 @@ class FailTransfer:
 
 @fact
 class GiveUp:
-    """The timer."""
+    """The timer. Of a transfer that has moved on it makes nothing."""
 
 
 @fact
@@ -193,6 +193,8 @@ def decide(command: Command, state: State) -> list[Event]:
             return [TransferFailed(refusal=refusal)]
         case GiveUp(), "requested":
             return [TransferTimedOut()]
+        case GiveUp(), _:
+            return []
         case CompleteTransfer(), "debited":
             return [TransferCompleted(source=state.source)]
         case RefundTransfer(refusal=refusal), "debited":

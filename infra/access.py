@@ -70,11 +70,6 @@ class Rows:
         """The columns, without their values: what the SQL depends on."""
         return tuple(tuple(name for name, _ in one) for one in self.any_of)
 
-    @property
-    def values(self) -> tuple[Any, ...]:
-        """The values, in the order of the shape."""
-        return tuple(value for one in self.any_of for _, value in one)
-
 
 class Row:
     """Allowed if the view has this row: `Row("purses", purse="7", owner="ada")`. Its key must be among the columns."""

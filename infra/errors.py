@@ -6,7 +6,7 @@
     └── …                         each part of Samefold derives its own, next to the code that raises it
 
 A subclass is a name; an error has a message (what happened) and a `hint` (what to do). `samefold` prints them in two lines, without
-a traceback. Any other exception is a defect and gets its traceback.
+a traceback. Any other exception is a defect: its traceback goes to a file, and of a process into the log.
 """
 
 import re

@@ -85,6 +85,7 @@ class Endpoint(BaseModel):
     url: SecretStr
     secret: SecretStr
     timeout_s: float = Field(15.0, gt=0, le=300)
+    in_flight: int = Field(4, ge=1, le=100, description="Requests at once, of each process")
 
     @field_validator("url")
     @classmethod

@@ -1,18 +1,27 @@
-"""What other teams may read: that accounts are opened and closed, what is paid in and out, and how transfers end.
+"""What other teams may read: that accounts are opened and closed, each movement of their money, and how transfers begin and end.
 
-Purposes stay private.
+The sum of an account's movements is its balance. Purposes stay private.
 """
 
 from collections.abc import Iterable
 from datetime import date
 from typing import Literal
 
-from domain.accounts import AccountClosed, AccountOpened, MoneyDeposited, MoneyWithdrawn
+from domain.accounts import AccountClosed, AccountOpened, MoneyReturned, MoneyWithdrawn, Movement, kind
 from domain.language import Cents, fact
-from domain.transfers import TransferCompleted, TransferFailed, TransferRefunded
+from domain.transfers import TransferCompleted, TransferFailed, TransferRefunded, TransferRequested
 from policies.engine import At, Public
 
-VERSION = 1
+VERSION = 2
+
+MOVED = {
+    "deposit": "money-deposited.v1",
+    "withdrawal": "money-withdrawn.v1",
+    "return": "money-returned.v1",
+    "interest": "interest-credited.v1",
+    "fee": "fee-charged.v1",
+}
+"""The types of movements."""
 
 
 @fact
@@ -24,21 +33,13 @@ class Opened:
 
 
 @fact
-class Deposited:
-    """Money was paid in."""
+class Moved:
+    """Money came to an account (deposited, returned, interest) or left it (withdrawn, fee). With a hold it is a transfer's."""
 
     account: str
     cents: Cents
     on: date
-
-
-@fact
-class Withdrawn:
-    """Money was paid out."""
-
-    account: str
-    cents: Cents
-    on: date
+    hold: str = ""
 
 
 @fact
@@ -47,6 +48,16 @@ class Closed:
 
     account: str
     on: date
+
+
+@fact
+class Requested:
+    """A transfer was requested."""
+
+    transfer: str
+    source: str
+    target: str
+    cents: Cents
 
 
 @fact
@@ -59,21 +70,15 @@ class TransferEnded:
 
 TYPES = {
     "account-opened.v1": Opened,
-    "money-deposited.v1": Deposited,
-    "money-withdrawn.v1": Withdrawn,
+    **dict.fromkeys(MOVED.values(), Moved),
     "account-closed.v1": Closed,
+    "transfer-requested.v1": Requested,
     "transfer-ended.v1": TransferEnded,
 }
 
 
 Event = (
-    AccountOpened
-    | MoneyDeposited
-    | MoneyWithdrawn
-    | AccountClosed
-    | TransferCompleted
-    | TransferFailed
-    | TransferRefunded
+    AccountOpened | Movement | AccountClosed | TransferRequested | TransferCompleted | TransferFailed | TransferRefunded
 )
 
 
@@ -81,15 +86,16 @@ def publish(event: Event, at: At) -> Iterable[Public]:
     match event:
         case AccountOpened(on=on):
             yield Public("account-opened.v1", Opened(account=at.id, on=on))
-        case MoneyDeposited(cents=cents, on=on):
-            yield Public("money-deposited.v1", Deposited(account=at.id, cents=cents, on=on))
-        case MoneyWithdrawn(cents=cents, on=on):
-            yield Public("money-withdrawn.v1", Withdrawn(account=at.id, cents=cents, on=on))
         case AccountClosed(on=on):
             yield Public("account-closed.v1", Closed(account=at.id, on=on))
+        case TransferRequested(source=source, target=target, cents=cents):
+            yield Public("transfer-requested.v1", Requested(transfer=at.id, source=source, target=target, cents=cents))
         case TransferCompleted():
             yield Public("transfer-ended.v1", TransferEnded(transfer=at.id, how="completed"))
         case TransferFailed():
             yield Public("transfer-ended.v1", TransferEnded(transfer=at.id, how="failed"))
         case TransferRefunded():
             yield Public("transfer-ended.v1", TransferEnded(transfer=at.id, how="refunded"))
+        case _:
+            hold = event.hold if isinstance(event, MoneyWithdrawn | MoneyReturned) else ""
+            yield Public(MOVED[kind(event)], Moved(account=at.id, cents=event.cents, on=event.on, hold=hold))

@@ -1,6 +1,7 @@
 """Money goes from one account to another, or stays where it was.
 
-Each `Send` is a command for a stream; `then` and `otherwise` come back to the transfer when it was accepted or refused.
+Each `Send` is a command for a stream; `then` and `otherwise` come back to the transfer when it was accepted or refused, and
+`later` some time after that. What has no `otherwise` is never refused: if it is, an operator sees a dead letter.
 """
 
 from collections.abc import Iterable
@@ -22,7 +23,7 @@ from domain.transfers import (
 )
 from policies.engine import At, Send
 
-VERSION = 1
+VERSION = 2
 
 PATIENCE = timedelta(minutes=5)
 
@@ -34,8 +35,8 @@ def react(
         case TransferRequested(source=source, target=target, cents=cents, on=on):
             # The hold keeps the source open for a refund.
             withdraw = Withdraw(cents=cents, on=on, details=Details(counter_account=target), hold=at.id)
-            yield Send(f"accounts/{source}", withdraw, then=RecordDebit(), otherwise=FailTransfer())
-            yield Send(at.stream, GiveUp(), due=at.time + PATIENCE)
+            then, otherwise, later = RecordDebit(), FailTransfer(), GiveUp()
+            yield Send(f"accounts/{source}", withdraw, then, otherwise, later=later, after=PATIENCE)
         case SourceDebited(source=source, target=target, cents=cents, on=on):
             deposit = Deposit(cents=cents, on=on, details=Details(counter_account=source))
             yield Send(f"accounts/{target}", deposit, then=CompleteTransfer(), otherwise=RefundTransfer())

@@ -20,7 +20,7 @@ QUIET = {"TransferTimedOut", "TransferFailed", "TransferRefunded"}
 
 
 class Row(NamedTuple):
-    """Of the outbox, without what the relay writes; times in ms."""
+    """Of the outbox, without what the relay writes; times in ms. When a `later` is due depends on when the answer was read."""
 
     id: str
     policy: str
@@ -44,6 +44,12 @@ class Row(NamedTuple):
     otherwise_type: str | None = None
     otherwise_body: str | None = None
     otherwise_fingerprint: str | None = None
+    later_type: str | None = None
+    later_body: str | None = None
+    later_fingerprint: str | None = None
+    after_ms: int | None = None
+    expected: str | None = None
+    dead: str | None = None
     outcome: str | None = None
     refusal: str | None = None
     outcome_depth: int | None = None
@@ -71,7 +77,8 @@ class Wish(NamedTuple):
     body: Mapping[str, Any]
     then: Command | None = None
     otherwise: Command | None = None
-    after_ms: int = 0
+    later: Command | None = None
+    after_ms: int | None = None
 
 
 class Event(NamedTuple):
@@ -131,8 +138,8 @@ class Wishes:
                 kind="send",
                 number=number,
                 target=wish.target,
-                due=time_ms + wish.after_ms if wish.after_ms else None,
-                depth=0 if wish.after_ms else commit.get("depth", 0) + 1,
+                depth=commit.get("depth", 0) + 1,
+                after_ms=wish.after_ms,
                 correlation_id=commit.get("correlation_id", commit["command_id"]),
                 causation_id=commit["command_id"],
                 wished_at=time_ms,
@@ -140,6 +147,7 @@ class Wishes:
                 **_columns("", Command(wish.type, wish.body)),
                 **_columns("then_", wish.then),
                 **_columns("otherwise_", wish.otherwise),
+                **_columns("later_", wish.later),
             )
         )
 
@@ -154,8 +162,14 @@ class Wishes:
         if not row.kind or not row.outcome or not same:
             self.rows[row.id] = row
             return
-        self.rows.pop(row.id, None)
         half = "then" if row.outcome == "accepted" else "otherwise"
+        if half == "otherwise" and row.otherwise_type is None and row.refusal not in (row.expected or "").split():
+            self.rows[row.id] = row._replace(dead=f"refused: {row.refusal}")
+            return
+        self.rows.pop(row.id, None)
+        later = {name: getattr(row, name) for name in ("later_type", "later_body", "later_fingerprint", "after_ms")}
+        if getattr(row, f"{half}_type") is None:
+            half, later = "later", {}
         kind, body, fingerprint = (getattr(row, f"{half}_{of}") for of in ("type", "body", "fingerprint"))
         if kind is None:
             return
@@ -163,9 +177,9 @@ class Wishes:
             body = _json(json.loads(body) | {"refusal": row.refusal})
         ident = f"{row.id}~{half}"
         columns = {"target": row.stream, "type": kind, "body": body, "fingerprint": fingerprint}
-        columns |= {"depth": (row.outcome_depth or 0) + 1, "causation_id": row.id}
-        kept = ("kind", "partition", "stream", "version", "number", "correlation_id", "wished_at")
-        self._put(self._row(ident)._replace(**columns, **{name: getattr(row, name) for name in kept}))
+        columns |= {"depth": 0 if half == "later" else (row.outcome_depth or 0) + 1, "causation_id": row.id}
+        kept = ("kind", "partition", "stream", "version", "number", "correlation_id", "wished_at", "expected")
+        self._put(self._row(ident)._replace(**columns, **later, **{name: getattr(row, name) for name in kept}))
 
 
 def _columns(prefix: str, command: Command | None) -> dict[str, Any]:
@@ -190,8 +204,8 @@ def _reaction(policy: str, stream: str, kind: str, data: Mapping[str, Any]) -> I
         case "TransferRequested":
             money = {"cents": data["cents"], "on": data["on"], "details": details_of(data["target"])}
             fails = Command("FailTransfer", fills=True)
-            yield Wish(source, "Withdraw", money | {"hold": name}, Command("RecordDebit"), fails)
-            yield Wish(stream, "GiveUp", {}, after_ms=PATIENCE_MS)
+            after = Command("RecordDebit"), fails, Command("GiveUp"), PATIENCE_MS
+            yield Wish(source, "Withdraw", money | {"hold": name}, *after)
         case "SourceDebited":
             money = {"cents": data["cents"], "on": data["on"], "details": details_of(data["source"])}
             refunds = Command("RefundTransfer", fills=True)

@@ -99,12 +99,13 @@ class Agent:
         events = self._started()
         if events is None:
             return
+        self._topics = topics.Watch(self.settings, [events], self._status, topics.Admin(self.settings))
         spark = self._session()
         spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", self.settings.agent_batch)
         spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", BATCH_BYTES)
         spark.conf.set("spark.sql.streaming.stopTimeout", int(LEAVE_S * 1000))
         while (begin := self._positions(events)) is not None:
-            self._query(spark, events, *begin)
+            self._query(spark, *begin)
 
     # ── before a query ──
 
@@ -155,7 +156,7 @@ class Agent:
 
     # ── a query ──
 
-    def _query(self, spark: Any, events: topics.Topic, sender: Services, positions: Positions) -> None:
+    def _query(self, spark: Any, sender: Services, positions: Positions) -> None:
         """Run one query, until it must start again or the agent ends."""
         share = Share(CODE, sender, self._run, self.agent, self.name, dict(self._holes))
         over = threading.Event()
@@ -178,7 +179,7 @@ class Agent:
             writer = source.load().selectExpr(*COLUMNS).writeStream.foreachBatch(batch)
             query = writer.option("checkpointLocation", Path(checkpoint).as_uri()).queryName(self.name).start()
             try:
-                self._watch(query, events, over)
+                self._watch(query, over)
             finally:
                 with suppress(Exception):  # the query or Spark may have ended
                     query.stop()
@@ -191,7 +192,7 @@ class Agent:
         else:
             self._heard([pickle.loads(row.result) for row in rows], sender, over)  # noqa: S301  # our own tasks' results
 
-    def _watch(self, query: Any, events: topics.Topic, over: threading.Event) -> None:
+    def _watch(self, query: Any, over: threading.Event) -> None:
         """Wait until the query or the agent ends. Raises SamefoldError when the log is another one."""
         check_at = time.monotonic() + CHECK_S
         while not over.wait(POLL_S) and not self._ended.is_set():
@@ -203,19 +204,18 @@ class Agent:
                 self._failures += 1
                 return
             if time.monotonic() > check_at:
-                self._check(events)
+                self._check()
                 check_at = time.monotonic() + CHECK_S
 
-    def _check(self, events: topics.Topic) -> None:
+    def _check(self) -> None:
         """Compare the topic with the contract, and notice also without traffic that a service is unavailable."""
         try:
             self.work.ping()
-            now = topics.describe(self.settings, events.name)
+            self._topics.check()
         except (DatabaseUnavailable, KafkaUnavailable) as error:
             self._unavailable(error)
         else:
             self._available()
-            topics.require_same(events, now)
 
     def _heard(self, results: Sequence[ShareResult], sender: Services, over: threading.Event) -> None:
         """Handle the results of a micro-batch."""

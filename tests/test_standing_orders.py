@@ -115,6 +115,15 @@ def played(first: date, instalments: int, order: str = "rent") -> list[Send]:
     return transfers
 
 
+def test_instalments_of_the_past_follow_one_another_a_second_apart() -> None:
+    """The engine ends a chain of timers that are due at once as one that is too deep."""
+    at = At("standing_orders/rent", 1, int(datetime(2027, 3, 1, 12, tzinfo=UTC).timestamp() * 1000))
+    [first] = react(PLACED, at)
+    [_, second] = react(DUE, at)
+    assert first.due == second.due == datetime(2027, 3, 1, 12, 0, 1, tzinfo=UTC)
+    assert first.ignore == second.ignore == (OrderNotActive,)
+
+
 def test_an_instalment_is_a_transfer_of_its_month() -> None:
     transfer = RequestTransfer(source="ada", target="bob", cents=900, on=LAST_OF_JANUARY)
     assert played(LAST_OF_JANUARY, 1) == [Send("transfers/rent202701", transfer)]

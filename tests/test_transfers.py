@@ -116,6 +116,9 @@ def test_a_command_means_something_at_its_steps_and_is_refused_by_name_at_all_ot
     if (command, step) in MEANS:
         assert decide(command, state) == [MEANS[command, step]]
         return
+    if isinstance(command, GiveUp) and step != "new":
+        assert decide(command, state) == [], "a timer that is pointless"
+        return
     expected = TransferNotRequested if step == "new" else TransferMovedOn
     with pytest.raises(TransferAlreadyRequested if command is REQUEST else expected):
         decide(command, state)
@@ -155,8 +158,14 @@ def wishes(event: Any) -> list[Send]:
 def test_a_request_is_a_withdrawal_with_a_hold_and_a_timer() -> None:
     withdraw = Withdraw(cents=500, on=TODAY, details=Details(counter_account="bob"), hold="7")
     assert wishes(REQUESTED) == [
-        Send("accounts/ada", withdraw, then=RecordDebit(), otherwise=FailTransfer()),
-        Send("transfers/7", GiveUp(), due=NOON + timedelta(minutes=5)),
+        Send(
+            "accounts/ada",
+            withdraw,
+            then=RecordDebit(),
+            otherwise=FailTransfer(),
+            later=GiveUp(),
+            after=timedelta(minutes=5),
+        )
     ]
 
 
@@ -195,10 +204,14 @@ class Message(NamedTuple):
     source: str = ""
     then: Any = None
     otherwise: Any = None
+    later: Any = None
 
 
 class World:
-    """Streams in memory. Commands arrive in any order, some twice; a stream takes each id once. Timers go off at any time."""
+    """Streams in memory. Commands arrive in any order, some twice; a stream takes each id once. Timers go off at any time.
+
+    Clients give transfers up at any time, too.
+    """
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -231,7 +244,13 @@ class World:
         if follow_up is not None:
             if code and any(field.name == "refusal" for field in fields(follow_up)):
                 follow_up = replace(follow_up, refusal=code)
-            self.under_way.append(Message(f"{message.id}~{end}", message.source, follow_up))
+            self.under_way.append(
+                message._replace(
+                    id=f"{message.id}~{end}", stream=message.source, command=follow_up, then=None, otherwise=None
+                )
+            )
+        elif message.later is not None:
+            self.under_way.append(Message(f"{message.id}~later", message.source, message.later))
 
     def _decided(self, message: Message) -> str:
         """The code of the refusal, or an empty text."""
@@ -261,7 +280,9 @@ class World:
                 for number, wish in enumerate(policy.react(event, at)):
                     assert not isinstance(wish, Post)
                     key = f"{policy.name}~{at.stream}~{at.version}~{number}"
-                    self.under_way.append(Message(key, wish.stream, wish.command, at.stream, wish.then, wish.otherwise))
+                    then, otherwise = wish.then, wish.otherwise
+                    message = Message(key, wish.stream, wish.command, at.stream, then, otherwise, wish.later)
+                    self.under_way.append(message)
 
     def of(self, context: str) -> dict[str, Any]:
         return {stream: state for stream, state in self.states.items() if stream.startswith(f"{context}/")}
@@ -286,6 +307,8 @@ def life(seed: int) -> World:
         source, target = chance.choice(names), chance.choice(names)
         cents = chance.choice([1, 5, 200, 900, 10**14])
         world.client(f"transfers/{number}", RequestTransfer(source=source, target=target, cents=cents, on=TODAY))
+        if chance.random() < 0.5:
+            world.client(f"transfers/{number}", GiveUp())
     for name in names:
         asked = [
             *chance.choices(
@@ -342,7 +365,6 @@ def test_these_lives_have_seen_every_end_and_every_refusal() -> None:
         "Deposit account-is-closed",
         "Deposit account-not-open",
         "Deposit balance-too-large",
-        "GiveUp transfer-moved-on",
         "RequestTransfer same-account",
         "Withdraw insufficient-funds",
     } <= refused

@@ -6,20 +6,22 @@ every command pays for the imports of all.
 
 Exit codes:
     0    done
-    1    a named error, or a difference found
+    1    an error, or a difference found
     2    wrong usage or wrong settings
     130  interrupted
 """
 
 import sys
+import traceback
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
+from tempfile import NamedTemporaryFile
 from typing import Annotated
 
 import typer
 
-from infra.errors import SamefoldError, printable
+from infra.errors import SamefoldError, in_words, printable
 
 INTERRUPTED = 130
 
@@ -29,6 +31,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 EngineName = Annotated[str, typer.Option("--engine", help="auto, local or spark; auto chooses by the log's size.")]
 Master = Annotated[str | None, typer.Option(help="Where Spark runs: spark://…, k8s://…, yarn, local[2].")]
 Processes = Annotated[int | None, typer.Option(min=1, help="Worker processes of the local engine.")]
+Wait = Annotated[float, typer.Option("--wait", min=0, help="Seconds for queries that lock a SQL view to end.")]
 StreamName = Annotated[str, typer.Argument(help="A stream's name, e.g. rooms/12.")]
 ViewName = Annotated[str, typer.Argument(help="A view.")]
 
@@ -51,8 +54,12 @@ def build() -> typer.Typer:
     return app
 
 
+class UnexpectedError(SamefoldError):
+    """A defect, of Samefold or of the service's own code."""
+
+
 def main() -> None:
-    """The console script: prints a named error in two lines, and a defect with its traceback."""
+    """The console script: prints an error in two lines. A defect's traceback goes to a file; of `samefold run`, to stderr."""
     try:
         build()()
     except SamefoldError as error:
@@ -60,6 +67,18 @@ def main() -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except Exception as error:
+        if sys.argv[1:2] == ["run"]:  # its output is a log
+            raise
+        # only this user may read it, and its name is the error's id
+        with NamedTemporaryFile(
+            "w", prefix="samefold-", suffix=".txt", errors="backslashreplace", delete=False
+        ) as file:
+            traceback.print_exception(error, file=file)
+        print_error(
+            UnexpectedError(in_words(error), f"Samefold or this service has a defect: its traceback is in {file.name}.")
+        )
+        sys.exit(UnexpectedError.exit_code)
 
 
 def print_error(error: SamefoldError) -> None:

@@ -22,20 +22,20 @@ def register(app: typer.Typer) -> None:
 
 
 def check(as_json: Json = False) -> None:
-    """Compare events, commands, states and views with what was released, and say what a deployment needs.
+    """Compare events, commands, states, views and policies with what was released, and say what a deployment needs.
 
     Needs neither Kafka nor PostgreSQL. Exit code 1 where the code does not keep to a release: each refusal has the lines to write.
     """
     from infra.domain_model.contexts import untried
     from infra.domain_model.release_check import check
+    from infra.domain_model.results import released_views
     from infra.processes.time_limit import calls_limited
     from infra.settings import Settings
     from infra.terminal import plain, show
-    from projections.engine.views.core_views import all_views
 
     untried.set(True)
     with calls_limited(Settings().decide_limit_s):  # checks of commands run
-        report = check([*all_views().values()])
+        report = check(released_views())
     steps = report.steps if report.news and not report.refused else []
     show(plain(report) | {"steps": steps}, lambda _: _text(report), as_json=as_json)
     if report.refused:
@@ -46,15 +46,15 @@ def release(as_json: Json = False) -> None:
     """Write the record of this code, domain/released/. Part of each release: commit it, then deploy."""
     from infra.domain_model.contexts import untried
     from infra.domain_model.release_check import release
+    from infra.domain_model.results import released_views
     from infra.processes.time_limit import calls_limited
     from infra.settings import Settings
     from infra.terminal import show
     from infra.testing.golden import golden
-    from projections.engine.views.core_views import all_views
 
     untried.set(True)
     with calls_limited(Settings().decide_limit_s):
-        written = [f"domain/released/{file.name}" for file in release([*all_views().values()], golden)]
+        written = [f"domain/released/{file.name}" for file in release(released_views(), golden)]
     show({"written": written}, _written, as_json=as_json)
 
 

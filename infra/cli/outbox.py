@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,10 +15,18 @@ from infra.cli import Json, Yes
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from policies.engine.operate import WishNow
+    from policies.engine.operate import Which, WishNow
 
 WishId = Annotated[str, typer.Argument(metavar="ID", help="A wish's id.")]
-Ids = Annotated[list[str], typer.Argument(metavar="ID…", help="Ids of wishes.")]
+Ids = Annotated[
+    list[str] | None, typer.Argument(metavar="[ID…]", help="Ids of wishes; - reads them from standard input.")
+]
+OfPolicy = Annotated[str | None, typer.Option("--policy", help="Of this policy only.")]
+OfEndpoint = Annotated[str | None, typer.Option("--endpoint", help="Posts to this endpoint only.")]
+OfReason = Annotated[str | None, typer.Option("--reason", help="Dead letters of this reason only, e.g. gave-up.")]
+Since = Annotated[datetime | None, typer.Option("--since", help="Wished since then only, in UTC.")]
+SHOWN = 20
+"""So many wishes are named before they are dropped."""
 
 
 def register(app: typer.Typer) -> None:
@@ -28,7 +38,8 @@ def register(app: typer.Typer) -> None:
 
 
 def list_(
-    policy: Annotated[str | None, typer.Option(help="Of this policy only.")] = None,
+    policy: OfPolicy = None,
+    endpoint: OfEndpoint = None,
     dead: Annotated[bool, typer.Option("--dead", help="Dead letters only.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="Show so many, the oldest ones.")] = 100,
     as_json: Json = False,
@@ -36,11 +47,11 @@ def list_(
     """What is in the outbox, without bodies."""
     from infra import terminal
     from infra.settings import Settings
-    from policies.engine.operate import require_known, wishes
+    from policies.engine.operate import COUNTED, Which, require_known, wishes
     from policies.engine.policy import discover
 
     settings = Settings()
-    total, found = wishes(settings, policy=policy, dead=dead, limit=limit)
+    total, found = wishes(settings, Which(policy=policy, endpoint=endpoint, alive=not dead), limit=limit)
     if policy is not None and not found:
         require_known(settings, policy, discover())
 
@@ -51,7 +62,7 @@ def list_(
         columns = ("id", "state", "kind", "from", "to", "type", "wished", "due", "attempts", "why")
         yield terminal.table(columns, map(_row, found))
         if total > len(found):
-            yield f"… and {total - len(found):,} more: --limit"
+            yield f"… and {total - len(found):,} more{' at least' if total >= COUNTED else ''}: --limit"
 
     terminal.show({"total": total, "wishes": found}, text, as_json=as_json)
 
@@ -73,39 +84,101 @@ def show(ident: WishId, as_json: Json = False) -> None:
     terminal.show(shown(settings, wish(settings, ident)), text, as_json=as_json)
 
 
-def retry(idents: Ids, as_json: Json = False) -> None:
-    """Send dead letters again."""
+def retry(
+    idents: Ids = None,
+    policy: OfPolicy = None,
+    endpoint: OfEndpoint = None,
+    reason: OfReason = None,
+    since: Since = None,
+    as_json: Json = False,
+) -> None:
+    """Send dead letters again: those that are named, or all that the options fit."""
     from infra import terminal
     from infra.settings import Settings
     from policies.engine.operate import retry as run
 
-    run(Settings(), idents)
-    terminal.show({"retried": idents}, lambda _: [f"To be sent again: {', '.join(idents)}."], as_json=as_json)
+    which = _which(idents, policy, endpoint, reason, since)
+    with terminal.progress("retry", None, quiet=as_json or bool(idents)) as advance:
+        retried, left = run(Settings(), which, advance)
+
+    def text(_: Any) -> Iterator[str]:
+        yield f"{retried:,} to be sent again."
+        if left:
+            yield f"{left:,} can't be: `samefold outbox list --dead` shows why."
+
+    terminal.show({"retried": retried, "left": left}, text, as_json=as_json)
 
 
-def drop(idents: Ids, yes: Yes = False, as_json: Json = False) -> None:
-    """Remove dead letters for good; also timers and posts that wait, wishes without an outcome, and outcomes without a wish."""
+def drop(
+    idents: Ids = None,
+    policy: OfPolicy = None,
+    endpoint: OfEndpoint = None,
+    reason: OfReason = None,
+    since: Since = None,
+    alive: Annotated[bool, typer.Option("--all", help="What the options fit, also if it is no dead letter.")] = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Remove wishes for good: those that are named, or all dead letters that the options fit."""
     from infra import terminal
     from infra.settings import Settings
+    from policies.engine.operate import COUNTED, named, wishes
     from policies.engine.operate import drop as run
-    from policies.engine.operate import to_drop
 
-    settings = Settings()
-    found = to_drop(settings, idents)
-    if not yes:
-        endless = sorted({str(one.stream) for one in found if one.has_follow_up})
-        lost = (
-            f" {', '.join(endless)} will wait for an outcome in vain: neither `then` nor `otherwise` is sent."
-            if endless
-            else ""
+    settings, which = Settings(), _which(idents, policy, endpoint, reason, since, alive=alive)
+    if which.ids is not None:
+        found = named(settings, which.ids)
+        total = len(found)
+    else:
+        total, found = wishes(settings, which, limit=SHOWN)
+    if total and not yes:
+        many = f"{total:,} wishes{' or more' if which.ids is None and total >= COUNTED else ''}"
+        what = many if total > SHOWN else ", ".join(one.id for one in found)
+        typer.confirm(f"Drop {what}?{_lost(found, all_of_it=total > len(found))}", abort=True, err=True)
+    with terminal.progress("drop", None, quiet=as_json or bool(idents)) as advance:
+        dropped = run(settings, which, advance)
+    terminal.show({"dropped": dropped}, lambda _: [f"Dropped {dropped:,}."], as_json=as_json)
+
+
+def _lost(found: list[WishNow], *, all_of_it: bool) -> str:
+    """What is lost with these wishes; or may be, if there are more."""
+    lost = ""
+    if all_of_it or any(one.has_follow_up for one in found):
+        streams = (
+            "their streams" if all_of_it else ", ".join(sorted({str(one.stream) for one in found if one.has_follow_up}))
         )
-        if any(one.state == "sent" for one in found):
-            lost += " What was sent may have been decided, and its outcome will lead to nothing."
-        if any(one.state == "outcome" for one in found):
-            lost += " If the wish of an outcome is read later, it will wait for the outcome in vain."
-        typer.confirm(f"Drop {', '.join(one.id for one in found)}?{lost}", abort=True, err=True)
-    run(settings, idents)
-    terminal.show({"dropped": idents}, lambda _: [f"Dropped {', '.join(idents)}."], as_json=as_json)
+        lost += f" {streams} will wait for an outcome in vain: no follow-up is sent."
+    if all_of_it or any(one.state in ("sent", "unsent") for one in found):
+        lost += (
+            " What was sent, or is just being sent, may be decided or taken nevertheless. A command stays, as `dropped`, "
+            "until its outcome has come; dropped once more, it is gone at once."
+        )
+    if all_of_it or any(one.state == "outcome" for one in found):
+        lost += " If the wish of an outcome is read later, it will wait for the outcome in vain."
+    return lost
+
+
+def _which(
+    idents: list[str] | None,
+    policy: str | None,
+    endpoint: str | None,
+    reason: str | None,
+    since: datetime | None,
+    *,
+    alive: bool = False,
+) -> Which:
+    """Raises BadParameter unless there are either ids or options."""
+    from policies.engine.operate import Which
+
+    options = policy, endpoint, reason, since
+    if bool(idents) == any(option is not None for option in options):
+        raise typer.BadParameter(
+            "name either wishes, or options that they fit: --policy, --endpoint, --reason, --since"
+        )
+    if idents == ["-"]:
+        idents = sys.stdin.read().split()
+    since = since and since.replace(tzinfo=UTC)
+    return Which(ids=idents or None, policy=policy, endpoint=endpoint, reason=reason, since=since, alive=alive)
 
 
 def _row(one: WishNow) -> tuple[Any, ...]:

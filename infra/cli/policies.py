@@ -21,7 +21,7 @@ PolicyName = Annotated[str, typer.Argument(metavar="NAME", help="A policy.")]
 def register(app: typer.Typer) -> None:
     policies = typer.Typer(invoke_without_command=True, help="What reacts to events, and what this code has.")
     policies.callback()(show)
-    for command in (switch, remove):
+    for command in (switch, remove, resume):
         policies.command()(command)
     app.add_typer(policies, name="policies")
 
@@ -63,6 +63,32 @@ def remove(name: PolicyName, as_json: Json = False) -> None:
     from policies.engine import activations
 
     _tell(activations.remove(Settings(), name), as_json=as_json)
+
+
+def resume(
+    posts_from: Annotated[
+        str, typer.Option(metavar="WHEN", help="now, beginning, or a time: 2026-11-21T14:30:00+01:00, -15m.")
+    ],
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A policy; by default all.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Let policies go on in a new database. Commands are wished again, without harm; posts are made of events since WHEN."""
+    from datetime import UTC, datetime
+
+    from infra import terminal
+    from infra.settings import Settings
+    from policies.engine import activations
+    from projections.engine.fold.as_of import parse_as_of
+
+    now = datetime.now(UTC)
+    words: dict[str, datetime | str] = {"now": now, "beginning": activations.EVER}
+    moment = words.get(posts_from) or parse_as_of(posts_from, now)
+    if not isinstance(moment, datetime | str):
+        raise typer.BadParameter("it is a time, not positions", param_hint="'--posts-from'")
+    found, by = activations.resume(Settings(), name, moment)
+    result = {"policies": found, "posts_from": f"{moment}", "by": by}
+    line = f"{', '.join(found)}: posts are made of events since {moment}. Decided by {by}."
+    terminal.show(result, lambda _: [line], as_json=as_json)
 
 
 def _tell(made: Activation, *, as_json: bool) -> None:
@@ -107,9 +133,12 @@ def _text(found: dict[str, PolicyNow]) -> Iterator[RenderableType]:
 
 
 def _hint(one: PolicyNow) -> str:
+    from policies.engine.activations import NewDatabase
+
     switching = f"`samefold policies switch {one.name}`"
     needs = f"Run the code with {' and '.join(f'v{version}' for version in one.needs)} until its events have been read"
     return {
+        "new-database": f"{NewDatabase(one.name)}",
         "switching": f"A switch is under way. If it was killed, any worker of the policy ends it, and so does {switching}.",
         "new": f"It is held: no event makes it react before {switching}.",
         "removed": f"It is held: it was removed. {switching} lets it react again, from that moment on.",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra.cli import EngineName, Json, Master, Processes
+from infra.cli import EngineName, Json, Master, Processes, Wait
 from infra.errors import SamefoldError
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def rebuild(
     engine: EngineName = "auto",
     master: Master = None,
     processes: Processes = None,
+    wait: Wait = 60,
     as_json: Json = False,
 ) -> None:
     """Rebuild views from the log while agents keep working, and make them live in one short transaction.
@@ -93,6 +94,7 @@ def rebuild(
             engine_for=engines,
             processes=processes,
             progress=stages,
+            wait_s=wait,
         )
     result = plain(rebuilt) | {"engine_because": why[-1] if why else None}
     result["switch"] = result.pop("switched")
@@ -111,19 +113,20 @@ def _refuse_past(names: list[str], *, no_switch: bool, abandon: bool) -> None:
 def switch(
     view: Annotated[str | None, typer.Argument(help="A view; without, all that this code needs.")] = None,
     version: Annotated[int | None, typer.Argument(help="Its version, which must be this code's.")] = None,
+    wait: Wait = 60,
     as_json: Json = False,
 ) -> None:
     """Make tables live that exist already: ready ones, or old ones, which is going back (from the older version's code).
 
     Without a view, commands that this code does not know are not waited for any more either: they are malformed from then on.
-    So it is refused while handlers of a release run that know them.
+    So it is refused while handlers of a release run that know them, and while policies have wished them.
     """
     from commands.release import require_alone
     from infra.database.connect import connect, naming
     from infra.settings import Settings
     from infra.terminal import Stages, plain, show
     from projections.engine.rebuild.rebuild import go_to
-    from projections.engine.store.command_types import drop_other_types, live_types, own_types
+    from projections.engine.store.command_types import drop_other_types, live_types, own_types, require_unwished
     from projections.engine.store.event_types import drop_other_event_types
     from projections.engine.views.core_views import all_views
 
@@ -135,9 +138,10 @@ def switch(
     if view is None:
         with naming(settings), connect(settings, "samefold switch") as connection:
             unknown = live_types(connection) - own_types()
+            require_unwished(connection)
         require_alone(settings, unknown)
     with _telling_what_became([view] if view else []), Stages(quiet=as_json) as stages:
-        result = go_to(settings, [view] if view else [], views, progress=stages)
+        result = go_to(settings, [view] if view else [], views, progress=stages, wait_s=wait)
         if view is None:
             with naming(settings), connect(settings, "samefold switch") as connection:
                 # they may have been started meanwhile: to switch can take minutes

@@ -35,23 +35,24 @@ def topics(
         _print_acls(prefix, as_json=as_json)
         return
     from infra.domain_model.contexts import has_personal_fields
-    from infra.log.topics import Topic, check, describe, ensure, ensure_keys, ensure_policies, ensure_public
+    from infra.log.topics import Admin, check, describe, ensure, ensure_keys, ensure_policies, ensure_public, existing
     from infra.settings import Settings
     from infra.terminal import plain, show, table
     from policies.engine.policy import has_public
 
     settings = Settings()
-    found: tuple[Topic, ...]
     if create:
-        found = ensure(settings)
+        _, events = ensure(settings)
         ensure_policies(settings)
         if has_public():
-            ensure_public(settings, found[1])
-    else:
-        found = describe(settings, settings.commands_topic), describe(settings, settings.events_topic)
-        check(settings)
-    if has_personal_fields():
-        found = *found, ensure_keys(settings, create=create)
+            ensure_public(settings, events)
+        if has_personal_fields():
+            ensure_keys(settings)
+    names = {settings.commands_topic: None, settings.events_topic: None} | dict.fromkeys(
+        existing(settings, Admin(settings))
+    )
+    found = [describe(settings, name) for name in names]
+    check(settings, [*names])
 
     def text(found: dict[str, Any]) -> Iterator[Table]:
         rows = (

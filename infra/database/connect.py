@@ -7,8 +7,9 @@ one for longer than `idle_in_transaction_timeout_ms`. No message made here holds
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import psycopg
@@ -36,6 +37,10 @@ class TransactionTimedOut(DatabaseUnavailable):
 
 class DatabaseRefused(SamefoldError):
     """PostgreSQL refuses: wrong name, password or rights. Waiting does not help."""
+
+
+class TransactionPooling(DatabaseRefused):
+    """A pooler gives a connection another backend for each transaction; locks, settings and notifications would be lost."""
 
 
 class ValueRefused(SamefoldError):
@@ -73,6 +78,7 @@ _NOT_FOR_US = (
     "certificate verify failed",
     "does not match host name",
     "server does not support SSL",
+    "unsupported startup parameter",  # a pooler's
 )
 _ASKS_FOR_TLS = struct.pack("!ii", 8, 80877103)
 """What a client of PostgreSQL sends first; the answer is `S` or `N`."""
@@ -96,16 +102,23 @@ def connect(
     session = parameters(
         settings, name, statement_timeout_ms=statement_timeout_ms, short_transactions=short_transactions, by_key=by_key
     )
+    begin = session.pop("begin")
     try:
         connection = psycopg.connect(**session)
+        try:
+            [(backend, _)] = connection.execute(BEGIN, begin)
+            if backend != connection.info.backend_pid:
+                require_own_backend(settings.database)
+            if (encoding := connection.info.parameter_status("server_encoding")) not in ("UTF8", None):
+                raise DatabaseRefused(
+                    f"The database holds texts in {encoding}, which lacks characters that events have.",
+                    "Make one with `create database … encoding 'UTF8' template template0`.",
+                )
+        except BaseException:
+            connection.close()
+            raise
     except psycopg.Error as error:
         raise named(error, settings) from error
-    if (encoding := connection.info.parameter_status("server_encoding")) not in ("UTF8", None):
-        connection.close()
-        raise DatabaseRefused(
-            f"The database holds texts in {encoding}, which lacks characters that events have.",
-            "Make one with `create database … encoding 'UTF8' template template0`.",
-        )
     return connection
 
 
@@ -117,27 +130,23 @@ def parameters(
     short_transactions: bool = False,
     by_key: bool = False,
 ) -> dict[str, Any]:
-    """The same connection as arguments of psycopg's `connect`, secrets and all. Raises DatabaseRefused, NotConfigured."""
+    """The same connection as arguments of deadline.py's `Session`, secrets and all. Raises DatabaseRefused, NotConfigured."""
     statement_timeout_ms = settings.statement_timeout_ms if statement_timeout_ms is None else statement_timeout_ms
     target = settings.database
     try:
-        known = conninfo_to_dict(target)
+        conninfo_to_dict(target)
     except psycopg.Error:
         # `from None`: libpq's message quotes the string, password and all
         raise DatabaseRefused(
             "SAMEFOLD_DATABASE_URL is not a connection string.", "Write postgresql://user:password@host:5432/name."
         ) from None
-    session: dict[str, int | str] = {
-        "statement_timeout": statement_timeout_ms,
-        "lock_timeout": settings.lock_timeout_ms,
-        "idle_in_transaction_session_timeout": settings.idle_in_transaction_timeout_ms,
-        "TimeZone": "UTC",
+    session = SESSION | {
+        "statement_timeout": str(statement_timeout_ms),
+        "lock_timeout": str(settings.lock_timeout_ms),
+        "idle_in_transaction_session_timeout": str(settings.idle_in_transaction_timeout_ms),
+        "transaction_timeout": str(longest_transaction_ms(settings) if short_transactions else 0),
+        **(BY_KEY if by_key else {}),
     }
-    if short_transactions:
-        session["transaction_timeout"] = longest_transaction_ms(settings)
-    if by_key:
-        session |= BY_KEY
-    options = " ".join([str(known.get("options") or ""), *(f"-c {key}={value}" for key, value in session.items())])
     return {
         "conninfo": target,
         "autocommit": True,
@@ -149,10 +158,46 @@ def parameters(
         "keepalives_count": 3,
         # keepalives pause while sent data is not acknowledged: without this, a vanished host is noticed after 15 minutes
         "tcp_user_timeout": 10_000,
-        "options": options.strip(),
+        "begin": {"names": list(session), "values": list(session.values())},
     }
 
 
+@cache
+def require_own_backend(conninfo: str) -> None:
+    """Raises TransactionPooling unless two connections through a pooler keep a backend each. Asked once in a process.
+
+    A pooler of transactions lends the backends that are free, in either order: one to both, or others in turn.
+    """
+    with psycopg.connect(conninfo, autocommit=True) as one, psycopg.connect(conninfo, autocommit=True) as other:
+        seen = {
+            # not prepared: prepared statements stay with their backend
+            (connection is one, connection.execute("select pg_backend_pid()", prepare=False).fetchone())
+            for connection in (one, other, other, one) * 5
+        }
+    if len(seen) != 2 or len({backend for _, backend in seen}) != 2:
+        raise TransactionPooling(
+            "A pooler in front of PostgreSQL lends a connection another backend for each transaction or statement.",
+            "Let it pool sessions (PgBouncer: `pool_mode = session`), or connect without it: docs/operating.md.",
+        )
+
+
+BEGIN = """
+select pg_backend_pid(), count(set_config(name, value, false))
+  from unnest(%(names)s::text[], %(values)s::text[]) t (name, value)
+"""
+"""A session's first statement. Options at the start would do, but no pooler forwards them. A pooler tells another pid than this."""
+SESSION = {
+    "DateStyle": "ISO, MDY",
+    "TimeZone": "UTC",
+    "array_nulls": "on",
+    "client_encoding": "UTF8",
+    "default_transaction_isolation": "read committed",
+    "idle_session_timeout": "0",
+    "quote_all_identifiers": "off",
+    "restrict_nonsystem_relation_kind": "",
+    "standard_conforming_strings": "on",
+}
+"""What each session depends on, whatever defaults its role and database have. A default to read only is meant: it stays."""
 BY_KEY = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
 """A prepared statement keeps its first plan until the table is analyzed. If the table was small then, the plan scans
 the whole table for every key, however large it has become: half of PostgreSQL's work for a command. Off means expensive, not
@@ -248,6 +293,20 @@ def as_login(connection: Connection) -> Iterator[None]:
     with connection.transaction():
         connection.execute("set local role none")
         yield
+
+
+def who(connection: Connection, pids: Sequence[int]) -> str:
+    """Who has these sessions, and since when. PostgreSQL tells state and time only to who may see them: pg_read_all_stats."""
+    with as_login(connection):
+        found = connection.execute(
+            "select pid, application_name, usename, state, coalesce(xact_start, backend_start) from pg_stat_activity "
+            "where pid = any(%s) order by pid",
+            (list(pids),),
+        ).fetchall()
+    return "; ".join(
+        f"session {pid} ({name or 'without a name'}, user {user}{f', {state} since {since:%F %T} UTC' if since else ''})"
+        for pid, name, user, state, since in found
+    )
 
 
 @contextmanager

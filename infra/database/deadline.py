@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
+
+from infra.database.connect import BEGIN, require_own_backend
+from infra.errors import SamefoldError
 
 Connection = psycopg.AsyncConnection[Any]
 
@@ -34,6 +37,26 @@ def _shut(connection: Connection) -> None:
         copy.shutdown(socket.SHUT_RDWR)
 
 
+class Session(psycopg.AsyncConnection[Any]):
+    """A connection for event loops, made with `infra.database.connect.parameters`."""
+
+    @classmethod
+    async def connect(  # type: ignore[override]
+        cls, conninfo: str = "", *, begin: Mapping[str, list[str]], **options: Any
+    ) -> Any:
+        """Raises psycopg.Error, TransactionPooling."""
+        connection = await super().connect(conninfo, **options)
+        try:
+            with ended_after(connection, 10.0):
+                [(backend, _)] = await (await connection.execute(BEGIN, begin)).fetchall()
+            if backend != connection.info.backend_pid:
+                await asyncio.to_thread(require_own_backend, conninfo)
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+
 class Pool(AsyncConnectionPool[Connection]):
     """A pool whose connections are lent for at most `seconds`; then their user gets psycopg.OperationalError.
 
@@ -43,18 +66,18 @@ class Pool(AsyncConnectionPool[Connection]):
     def __init__(self, *arguments: Any, seconds: float, **options: Any) -> None:
         pool = self
 
-        class Remembered(psycopg.AsyncConnection[Any]):
+        class Remembered(Session):
             @classmethod
             async def connect(cls, *arguments: Any, **options: Any) -> Any:
                 try:
                     made = await super().connect(*arguments, **options)
-                except psycopg.Error as error:
+                except (psycopg.Error, SamefoldError) as error:
                     pool._failed = error
                     raise
                 pool._failed = None
                 return made
 
-        self._failed: psycopg.Error | None = None
+        self._failed: psycopg.Error | SamefoldError | None = None
         super().__init__(*arguments, connection_class=Remembered, **options)
         self._seconds = seconds
 

@@ -41,7 +41,7 @@ RIGHTS: Final[Mapping[str, Iterable[Mapping[str, tuple[str, ...]]]]] = {
     ],
     "policy": [
         {
-            "select, insert, update, delete": ("outbox",),
+            "select, insert, update, delete": ("lanes", "outbox", "posts", "relay_leases"),
             "select, insert, update": ("activations", "positions"),
             "select, insert": ("parked", "topics"),
             "select": ("alembic_version", "archive_files", "command_types", "live", "skips", "stopped_views"),
@@ -70,7 +70,8 @@ RIGHTS: Final[Mapping[str, Iterable[Mapping[str, tuple[str, ...]]]]] = {
                 "topics",
             ),
             "select (id, table_name)": ("builds",),
-            "select (policy, kind, dead, due, wished_at, sent_at)": ("outbox",),
+            "select (policy, kind, stream, dead, due, wished_at, sent_at)": ("outbox",),
+            "select (policy, stream, dead, wished_at)": ("posts",),
         },
         _KEYS,
     ],

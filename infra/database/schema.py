@@ -160,14 +160,14 @@ topics = sa.Table(
 outbox = sa.Table(
     "outbox",
     metadata,
-    sa.Column("id", sa.Text(collation="C"), primary_key=True, comment="of the command or webhook: `<policy>~…`"),
+    sa.Column("id", sa.Text(collation="C"), primary_key=True, comment="of the command: `<policy>~…`"),
     sa.Column("policy", sa.Text(collation="C"), nullable=False),
-    sa.Column("kind", sa.Text, comment="send or post; null while only the outcome is known"),
+    sa.Column("kind", sa.Text, comment="send, or dropped; null while only the outcome is known"),
     sa.Column("partition", sa.Integer, comment="of the event that the wish came from, like stream and version"),
     sa.Column("stream", sa.Text(collation="C")),
     sa.Column("version", sa.BigInteger),
     sa.Column("number", sa.Integer, comment="of the wish among those of one event: 0, 1, 2, …"),
-    sa.Column("target", sa.Text(collation="C"), comment="the command's stream, or the webhook's endpoint"),
+    sa.Column("target", sa.Text(collation="C"), comment="the command's stream"),
     sa.Column("type", sa.Text),
     sa.Column("body", sa.Text, comment="JSON"),
     sa.Column("fingerprint", sa.Text, comment="of the command; null where its body is made later"),
@@ -182,13 +182,14 @@ outbox = sa.Table(
     sa.Column("otherwise_type", sa.Text),
     sa.Column("otherwise_body", sa.Text, comment="JSON, without the refusal"),
     sa.Column("otherwise_fingerprint", sa.Text, comment="null where the refusal becomes a field of it"),
+    *(sa.Column(name, sa.Text) for name in ("later_type", "later_body", "later_fingerprint")),
+    sa.Column("after_ms", sa.BigInteger, comment="from the last answer until `later` is due"),
+    sa.Column("expected", sa.Text, comment="codes of rejections that need no follow-up, each after a space"),
     sa.Column("outcome", sa.Text, comment="accepted or rejected; null while only the wish is known"),
     sa.Column("refusal", sa.Text, comment="the rejection's code"),
     sa.Column("outcome_depth", sa.Integer),
     sa.Column("outcome_fingerprint", sa.Text, comment="and the stream that decided it"),
-    sa.Column("sent_at", sa.DateTime(timezone=True), comment="acknowledged by Kafka or by the endpoint"),
-    sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),
-    sa.Column("next_attempt", sa.DateTime(timezone=True)),
+    sa.Column("sent_at", sa.DateTime(timezone=True), comment="acknowledged by Kafka"),
     sa.Column("dead", sa.Text, comment="why it is a dead letter: a code and what happened"),
     sa.Index(
         "outbox_unsent",
@@ -200,13 +201,54 @@ outbox = sa.Table(
         *("policy", "partition", "due", "stream", "version", "number"),
         postgresql_where=sa.text("kind = 'send' and sent_at is null and dead is null and due is not null"),
     ),
-    sa.Index(
-        "outbox_posts",
-        *("target", "policy", "stream", "version", "number"),
-        postgresql_where=sa.text("kind = 'post' and sent_at is null and dead is null"),
-    ),
+    sa.Index("outbox_dead", "policy", "stream", postgresql_where=sa.text("dead is not null")),
+    # a process of an older release, which would write posts here, must not do so unnoticed
+    sa.CheckConstraint("kind <> 'post'", "outbox_has_no_posts"),
     comment="Wishes of policies under way, and outcomes whose wish has not been read yet",
     postgresql_with={"fillfactor": "50"},
+)
+
+relay_leases = sa.Table(
+    "relay_leases",
+    metadata,
+    sa.Column("policy", sa.Text(collation="C"), primary_key=True),
+    sa.Column("partition", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("holder", sa.Text, nullable=False),
+    sa.Column("until", sa.DateTime(timezone=True), nullable=False),
+    comment="Which process sends the commands that a policy wished in a partition; others may when it has ended",
+)
+
+posts = sa.Table(
+    "posts",
+    metadata,
+    sa.Column("id", sa.Text(collation="C"), primary_key=True, comment="of the webhook: `<policy>~…`"),
+    sa.Column("policy", sa.Text(collation="C"), nullable=False),
+    sa.Column("stream", sa.Text(collation="C"), nullable=False, comment="of the event that it came from, like version"),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("number", sa.Integer, nullable=False, comment="of the wish among those of one event: 0, 1, 2, …"),
+    sa.Column("endpoint", sa.Text(collation="C"), comment="null where it is no valid name"),
+    sa.Column("body", sa.Text, comment="JSON; null where it can't be sent"),
+    sa.Column("wished_at", sa.DateTime(timezone=True), nullable=False, comment="the broker's time of the event"),
+    sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("dead", sa.Text, comment="why it is a dead letter: a code and what happened"),
+    sa.Index(
+        "posts_in_order",
+        *("endpoint", "policy", "stream", "version", "number"),
+        postgresql_where=sa.text("dead is null"),
+    ),
+    sa.Index("posts_by_age", "wished_at", "id"),
+    sa.Index("posts_dead", "wished_at", "id", postgresql_where=sa.text("dead is not null")),
+    comment="Webhooks of policies that no endpoint has taken yet, and dead letters",
+)
+
+lanes = sa.Table(
+    "lanes",
+    metadata,
+    *(sa.Column(name, sa.Text(collation="C"), primary_key=True) for name in ("endpoint", "policy", "stream")),
+    sa.Column("next_attempt", sa.DateTime(timezone=True), nullable=False, comment="or the end of its lease"),
+    sa.Column("claimed", sa.Boolean, nullable=False, server_default=sa.false(), comment="it has a lease"),
+    sa.Index("lanes_due", "endpoint", "next_attempt"),
+    comment="Of one policy, endpoint and stream: when its next post goes out. A row for each that has posts, without dead letters",
 )
 
 activations = sa.Table(
@@ -220,6 +262,12 @@ activations = sa.Table(
     sa.Column("positions", JSONB, nullable=False, comment="{partition: [next_offset, epoch, seq, command_offset]}"),
     sa.Column("log_offset", sa.BigInteger, comment="of its record in the topic of policies; null before it is there"),
     _now(),
+    sa.Column(
+        "posts_from",
+        sa.DateTime(timezone=True),
+        server_default=sa.text("'-infinity'"),
+        comment="posts are made of events since then; null: held, as the database is new",
+    ),
     comment="Which version of a policy reacts to which events: a copy of the topic of policies",
 )
 

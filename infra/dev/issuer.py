@@ -51,4 +51,4 @@ class DevIssuer:
         claims |= {"roles": list(roles)} if roles else {}
         claims |= {"scope": " ".join(scopes)} if scopes else {}
         key = jwt.PyJWK(msgspec.json.decode(self._private.read_bytes()))
-        return jwt.encode(claims, key, headers={"kid": "dev"})
+        return jwt.encode(claims, key, headers={"kid": "dev", "typ": "at+jwt"})

@@ -6,39 +6,29 @@ Each refusal has the lines to write. What is allowed comes with what a deploymen
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import msgspec
 from pydantic import ValidationError
 
 from domain.language import kebab
 from infra.domain_model import storable
-from infra.domain_model.contexts import Context, contexts, decode_event, read_released
+from infra.domain_model.contexts import Context, contexts, read_released
 from infra.domain_model.released import FOLDER, KINDS, Kind, golden_bodies, read
+from infra.domain_model.results import POLICY, results
 from infra.domain_model.schemas import changes, schema_of
 from infra.domain_model.value_limits import plain_times
 from infra.domain_model.versions import UPCASTER_IMPORT, stored_name, stored_type, type_of, version_of
 from infra.errors import SamefoldError, in_words
+from policies.engine.policy import PUBLIC
+from projections.engine.views.view import Kind as ViewKind
+from projections.engine.views.view import View
 
 
 class NotReleasable(SamefoldError):
     """The code does not keep to what was released."""
-
-
-class Versioned(Protocol):
-    """What the record needs to know of a view, or of a context's states, which are a view too."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def version(self) -> int: ...
-    @property
-    def shape(self) -> str: ...
-    @property
-    def contexts(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +51,19 @@ class Report:
     new_commands: bool = False
     views: list[str] = field(default_factory=list)
     """Views and states to rebuild."""
+    policies: list[str] = field(default_factory=list)
+    """Policies to switch."""
     gone: list[str] = field(default_factory=list)
     """Views that the code no longer has."""
 
     def refuse(self, refusal: Refusal) -> None:
-        """Once, though several bodies show the same."""
+        """Once, though several bodies or contexts show the same."""
         if refusal not in self.refused:
             self.refused.append(refusal)
+
+    def tell(self, news: str) -> None:
+        if news not in self.news:
+            self.news.append(news)
 
     @property
     def steps(self) -> list[str]:
@@ -86,10 +82,10 @@ class Report:
             found.append("policies, publisher and API of this release; stop the old processes")
         else:
             found.append("the processes of this release, in any order")
-        return found
+        return found + [f"samefold policies switch {name.removeprefix(POLICY)}" for name in self.policies]
 
 
-def check(views: Collection[Versioned], known: Mapping[str, Context] | None = None, folder: Path = FOLDER) -> Report:
+def check(views: Collection[View], known: Mapping[str, Context] | None = None, folder: Path = FOLDER) -> Report:
     """Compare the code with the record. Raises UnreadableRelease, BadContext."""
     known = contexts() if known is None else known
     report = Report()
@@ -108,16 +104,19 @@ def check(views: Collection[Versioned], known: Mapping[str, Context] | None = No
                 hint = f"Restore the file: the log may hold them. {unless}"
                 report.refused.append(Refusal(f"domain/{name}.py", why, hint))
             continue
+        refused, mine = len(report.refused), [view for view in views if name in view.contexts]
         _check_context(context, record, report)
-        _check_views(name, [view for view in views if name in view.contexts], record["views"], report)
+        # refused bodies can't be read
+        _check_views(context, mine, record, report, has_results=len(report.refused) == refused)
         for gone in sorted(record["views"].keys() - {view.name for view in views} - set(report.gone)):
-            report.gone.append(gone)
-            report.news.append(f"view {gone} is gone")
+            if not gone.startswith(POLICY):
+                report.gone.append(gone)
+                report.news.append(f"view {gone} is gone")
     return report
 
 
 def release(
-    views: Collection[Versioned],
+    views: Collection[View],
     golden: Callable[[type], list[Any]],
     known: Mapping[str, Context] | None = None,
     folder: Path = FOLDER,
@@ -140,11 +139,12 @@ def release(
                     entry["schema"] = schema
                     known_bodies = [one["body"] for one in entry["golden"]]
                     entry["golden"] += [{"body": body} for body in golden(fact) if body not in known_bodies]
-        for stored, one in golden_bodies(record["events"]):
-            if "state" not in one or not _leads_to(context, stored, one):
-                one["state"] = _state_after(context, stored, one["body"])
-        mine = (view for view in views if name in view.contexts)
-        record["views"] = {view.name: {"version": view.version, "shape": view.shape} for view in mine}
+        for _, one in golden_bodies(record["events"]):
+            one.pop("state", None)  # which older releases wrote
+        record["views"] = {}
+        for view in (view for view in views if name in view.contexts):
+            made = "".join(digit for _, digit in results(view, context, record["events"]))
+            record["views"][view.name] = {"version": view.version, "shape": view.shape, "results": made}
         text = json.dumps(record, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
         file = folder / f"{name}.json"
         if not file.exists() or file.read_text(encoding="utf-8") != text:
@@ -176,13 +176,6 @@ def _check_context(context: Context, record: Mapping[str, Any], report: Report) 
             if name not in released:
                 _new_type(report, kind)
                 report.news.append(f"{kind[:-1]} {context.name}.{stored_type(fact)} is new")
-    states = record["views"].get(f"streams_{context.name}", {})
-    if context.state_version == states.get("version"):
-        for stored, one in golden_bodies(record["events"]):
-            if not any(stored_name(f) == stored.partition("/")[0] for f in context.events.values()):
-                continue
-            for refusal in _other_state(context, stored, one):
-                report.refuse(refusal)
 
 
 def _check_times(context: Context, record: Mapping[str, Any], report: Report) -> None:
@@ -267,56 +260,45 @@ def _changed(what: str, fact: type, kind: Kind, version: int, was: Any, now: Any
     )
 
 
-def _check_views(context: str, views: list[Versioned], record: Mapping[str, Any], report: Report) -> None:
+def _check_views(
+    context: Context, views: list[View], record: Mapping[str, Any], report: Report, *, has_results: bool
+) -> None:
     for view in views:
-        was = record.get(view.name)
-        snapshot = view.name == f"streams_{context}"
-        where = f"STATE_VERSION in domain/{context}.py" if snapshot else f"VERSION in projections/{view.name}.py"
+        was, why = record["views"].get(view.name), ""
+        is_policy, what = view.kind is ViewKind.POLICY, f"view {view.name}".replace(f"view {POLICY}", "policy ")
+        what = what.replace(f"policy {PUBLIC}", "the publication")
         if was is None or view.version > was["version"]:
-            if view.name not in report.views:
-                report.views.append(view.name)
-                report.news.append(f"view {view.name} is {'new' if was is None else f'at version {view.version}'}")
-        elif (view.version, view.shape) != (was["version"], was["shape"]):
-            what = "State has other fields" if snapshot else "it has other columns"
-            why = what if view.version == was["version"] else f"version {was['version']} of it was released"
-            rebuild = f"`samefold db revision`, `samefold db upgrade`, `samefold rebuild {view.name}`"
-            hint = f"Raise {where} to {was['version'] + 1}; then {rebuild}."
-            report.refuse(Refusal(f"view {view.name}", (why,), hint))
+            new = "not in the record yet" if is_policy else "new"
+            report.tell(f"{what} is {new if was is None else f'at version {view.version}'}")
+            switched = report.policies if was and view.name != f"{POLICY}{PUBLIC}" else []
+            raised = switched if is_policy else report.views
+            if view.name not in raised:
+                raised.append(view.name)
+        elif view.version < was["version"]:
+            why = f"version {was['version']} of it was released"
+        elif view.shape != was["shape"]:
+            why = "State has other fields" if view.kind is ViewKind.SNAPSHOT else "it has other columns"
+        elif has_results:
+            made, recorded = results(view, context, record["events"]), was.get("results", "")
+            if len(made) != len(recorded):
+                report.tell("what states, views and policies make of events is not in the record yet")
+            elif differs := [event for (event, digit), old in zip(made, recorded, strict=True) if digit != old]:
+                why = f"it makes something else of {differs[0]} than the release did"
+        if why:
+            report.refuse(Refusal(what, (why,), _raise(view, context.name, was["version"] + 1)))
 
 
-def _other_state(context: Context, stored: str, golden: Mapping[str, Any]) -> Iterator[Refusal]:
-    try:
-        if _leads_to(context, stored, golden):
-            return
-    except SamefoldError:
-        return  # it can't be read, which is refused already
-    view, version = f"streams_{context.name}", context.state_version + 1
-    yield Refusal(
-        f"{context.name}.{stored}",
-        ("`evolve` makes another state of a body of it than the release did",),
-        f"Raise STATE_VERSION in domain/{context.name}.py to {version}; then `samefold db revision`, `samefold db upgrade`, "
-        f"`samefold rebuild {view}`.",
+def _raise(view: View, context: str, version: int) -> str:
+    name, then = (
+        view.name.removeprefix(POLICY),
+        f"`samefold db revision`, `samefold db upgrade`, `samefold rebuild {view.name}`",
     )
-
-
-def _leads_to(context: Context, stored: str, golden: Mapping[str, Any]) -> bool:
-    """Whether the first event of a stream with this body makes the recorded state. Raises UnreadableEvent."""
-    states = []
-    for state in (golden.get("state"), _state_after(context, stored, golden["body"])):
-        try:
-            states.append(state and storable.comparable(storable.decoder(context.state)(storable.encode(state))))
-        except msgspec.DecodeError:
-            return False
-    return bool(states[0] == states[1])
-
-
-def _state_after(context: Context, stored: str, body: Any) -> Any:
-    """The state, as JSON has it; None where `evolve` fails. Raises UnreadableEvent."""
-    event = decode_event(context, stored, storable.encode(body))
-    try:
-        return msgspec.json.decode(storable.encode(context.fold(context.initial, event)))
-    except Exception:
-        return None
+    if view.kind is ViewKind.SNAPSHOT:
+        return f"Raise STATE_VERSION in domain/{context}.py to {version}; then {then}."
+    if view.kind is ViewKind.POLICY:
+        then = "start the publisher" if name == PUBLIC else f"`samefold policies switch {name}`"
+        return f"Raise VERSION in policies/{name}.py to {version}; then {then}."
+    return f"Raise VERSION in projections/{name}.py to {version}; then {then}."
 
 
 def _new_type(report: Report, kind: Kind) -> None:

@@ -1,8 +1,8 @@
 """The record of what was released: `domain/released/<context>.json`.
 
 The log holds events of every release, and handlers may meet commands of the one before. So the record keeps the JSON Schema of each
-version of each event and command, bodies that stand for what the log may hold ("golden" ones) with the state that they lead to, and
-the versions of states and views. `samefold events release` writes it.
+version of each event and command, bodies that stand for what the log may hold ("golden" ones), and of each state, view, policy and
+the publication its version and what it makes of these bodies (`results.py`). `samefold events release` writes it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ KINDS: tuple[Kind, ...] = ("events", "commands")
 
 class _Golden(TypedDict):
     body: dict[str, Any]
-    state: NotRequired[Any]
 
 
 class _Entry(TypedDict):
@@ -38,6 +37,7 @@ class _Entry(TypedDict):
 class _View(TypedDict):
     version: int
     shape: str
+    results: NotRequired[str]
 
 
 _Versions = Annotated[
@@ -81,7 +81,7 @@ def read(context: str, folder: Traversable | None = None) -> dict[str, Any]:
 
 
 def golden_bodies(released: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Stored type and golden body, with its state, of all versions of all events or commands of a record."""
+    """Stored type and golden body of all versions of all events or commands of a record."""
     for name, versions in released.items():
         for version, entry in versions.items():
             for one in entry["golden"]:

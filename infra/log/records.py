@@ -98,7 +98,8 @@ class Command(msgspec.Struct, frozen=True, tag_field="samefold", tag="command/1"
     depth: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] | UnsetType = UNSET
     """How many commands of policies led to this one since the last timer or client. Not stored for a client's command."""
     by: str | UnsetType = UNSET
-    """Who sent it: the subject that the API authenticated, or `policy:NAME`. For audits: no decision and no fold depends on it."""
+    """Who sent it: the subject that the API authenticated, `policy:NAME` or `operator:NAME`. For audits: no decision and no fold
+    depends on it."""
 
 
 _events_decoder = msgspec.json.Decoder(Commit | Opening)

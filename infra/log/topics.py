@@ -6,6 +6,7 @@ would move. Each process refuses to start, with a hint, when either has changed.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetS
 
 from infra.errors import SamefoldError
 from infra.log import clients
+from infra.observability import metrics
+from infra.observability.logs import StatusLog
 from infra.settings import Settings
 
 T = TypeVar("T")
@@ -83,7 +86,7 @@ class Admin:
     def ask(self, question: Callable[[AdminClient, float], T], right: str = "") -> T:
         """The result of `question`, which gets the client and a time-out in seconds; `right` is what it takes, in words.
 
-        Raises KafkaUnavailable, KafkaRefused, KafkaException.
+        Raises KafkaUnavailable, KafkaRefused, TopicMissing, KafkaException.
         """
         began = time.monotonic()
         within_s = TRY_S
@@ -101,6 +104,11 @@ class Admin:
                     if not is_unknown:
                         self._client = self._new()
                     if time.monotonic() - began > (SETTLE_S if is_unknown else self._timeout_s):
+                        if is_unknown:
+                            raise TopicMissing(
+                                f"There is no {right.rpartition(' of ')[2] or 'such topic'}.",
+                                "Run `samefold topics --create`, or correct the topic's name.",
+                            ) from error
                         raise
                 within_s *= 2
                 time.sleep(0.05)
@@ -133,29 +141,20 @@ def ensure(settings: Settings) -> tuple[Topic, Topic]:
 
 def ensure_policies(settings: Settings, admin: Admin | None = None) -> Topic:
     """Create the topic of policies if it is missing, check and return it. Raises TopicUnfit, TopicMissing, KafkaUnavailable."""
-    [topic] = _ensure(settings, admin or Admin(settings), [settings.policies_topic], 1)
-    return _in_order(topic, "SAMEFOLD_POLICIES_TOPIC")
+    return _ordered(settings, admin, settings.policies_topic, "SAMEFOLD_POLICIES_TOPIC")
 
 
-def ensure_keys(settings: Settings, admin: Admin | None = None, *, create: bool = True) -> Topic:
+def ensure_keys(settings: Settings, admin: Admin | None = None) -> Topic:
     """Create the topic of keys if it is missing, check and return it. Raises TopicUnfit, TopicMissing, KafkaUnavailable.
 
     Compaction removes a key that was destroyed from the disks within a day, and nothing else.
     """
-    admin, name = admin or Admin(settings), settings.keys_topic
-    promised = _promised(settings) | {"cleanup.policy": "compact"}
-    soon = {"segment.ms": str(12 * HOUR_MS), "max.compaction.lag.ms": str(6 * HOUR_MS)}
-    if create:
-        _create(settings, admin, [name], 1, promised | soon)
-    topic = describe(settings, name, admin=admin)
-    found = _configs(admin, [name])[name]
-    for key, wanted in (promised | soon).items():
-        _require(name, key, found[key], wanted)
-    return _in_order(topic, "SAMEFOLD_KEYS_TOPIC")
+    return _ordered(settings, admin, settings.keys_topic, "SAMEFOLD_KEYS_TOPIC")
 
 
-def _in_order(topic: Topic, setting: str) -> Topic:
+def _ordered(settings: Settings, admin: Admin | None, name: str, setting: str) -> Topic:
     """The topic, which this setting names. Raises TopicUnfit unless all its records are in one order."""
+    [topic] = _ensure(settings, admin or Admin(settings), [name], 1)
     if topic.partitions != 1:
         raise TopicUnfit(
             f"'{topic.name}' has {topic.partitions} partitions; the order of its records counts, so it needs exactly one.",
@@ -171,15 +170,13 @@ def _ensure(settings: Settings, admin: Admin, names: Sequence[str], partitions: 
     return found
 
 
-def _create(
-    settings: Settings, admin: Admin, names: Sequence[str], partitions: int, config: dict[str, str] | None = None
-) -> list[Topic]:
-    """Create the missing topics of these, with this configuration or that of the log, and return all."""
-    # without those that this user may not describe
-    existing = admin.ask(lambda client, within_s: client.list_topics(timeout=within_s).topics)
-    config = config or _promised(settings)
+def _create(settings: Settings, admin: Admin, names: Sequence[str], partitions: int) -> list[Topic]:
+    """Create the missing topics of these, and return all."""
+    there = existing(settings, admin)
     missing = [
-        NewTopic(name, partitions, settings.replication_factor, config=config) for name in names if name not in existing
+        NewTopic(name, partitions, settings.replication_factor, config=_log(settings) | _promised(settings, name))
+        for name in names
+        if name not in there
     ]
     if missing:
         admin.ask(lambda client, within_s: _make(settings, client, missing, within_s))
@@ -193,16 +190,14 @@ def ensure_public(settings: Settings, events: Topic) -> tuple[Topic, int]:
     """
     admin, name = Admin(settings), settings.public_topic
     [public] = _create(settings, admin, [name], events.partitions)
-    found = _configs(admin, [name])[name]
-    for key in ("cleanup.policy", "min.insync.replicas", "unclean.leader.election.enable"):
-        _require(name, key, found[key], _promised(settings)[key])
+    check(settings, [name], admin=admin)
     if public.partitions != events.partitions:
         raise TopicUnfit(
             f"'{name}' has {public.partitions} partitions and '{events.name}' {events.partitions}; "
             "an event and its public events need the same partition.",
             f"Recreate '{name}' with {events.partitions} partitions; consumers must then start anew.",
         )
-    return public, int(found["max.message.bytes"])
+    return public, int(_configs(admin, [name])[name]["max.message.bytes"])
 
 
 def _make(settings: Settings, client: AdminClient, missing: list[NewTopic], within_s: float) -> None:
@@ -225,16 +220,9 @@ def _make(settings: Settings, client: AdminClient, missing: list[NewTopic], with
 
 def describe(settings: Settings, name: str, *, admin: Admin | None = None) -> Topic:
     """A topic's id, partitions and offsets. Raises TopicMissing, KafkaUnavailable."""
-    try:
-        return (admin or Admin(settings)).ask(
-            lambda client, within_s: _describe(client, name, within_s), f"Describe of topic '{name}'"
-        )
-    except KafkaException as error:
-        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            raise TopicMissing(
-                f"Topic '{name}' does not exist.", "Run `samefold topics --create`, or correct the topic's name."
-            ) from error
-        raise
+    return (admin or Admin(settings)).ask(
+        lambda client, within_s: _describe(client, name, within_s), f"Describe of topic '{name}'"
+    )
 
 
 def _describe(client: AdminClient, name: str, within_s: float) -> Topic:
@@ -306,9 +294,60 @@ def check(settings: Settings, names: Sequence[str] = (), *, admin: Admin | None 
     Raises TopicUnfit with the command that corrects a setting which would lose history.
     """
     names = names or [settings.commands_topic, settings.events_topic]
-    for name, found in _configs(admin or Admin(settings), names).items():
-        for key, wanted in _promised(settings).items():
-            _require(name, key, found[key], wanted)
+    for error in unfit(settings, names, admin or Admin(settings)).values():
+        raise error
+
+
+def unfit(settings: Settings, names: Iterable[str], admin: Admin) -> dict[str, TopicUnfit]:
+    """Those of these topics that have settings with which they may lose or reorder history, each with all of them."""
+    errors = {}
+    for name, found in _configs(admin, names).items():
+        promised = _promised(settings, name)
+        if wrong := [key for key, wanted in promised.items() if not _fits(key, found[key], wanted)]:
+            errors[name] = TopicUnfit(
+                f"Topic '{name}' has {', and '.join(f'{key}={found[key]}; {_WHY[key]}' for key in wrong)}.",
+                f"kafka-configs --alter --entity-type topics --entity-name {name} "
+                f"--add-config {','.join(f'{key}={promised[key]}' for key in wrong)}",
+            )
+    return errors
+
+
+def existing(settings: Settings, admin: Admin) -> list[str]:
+    """The service's topics that exist and that this user may describe."""
+    found = admin.ask(lambda client, within_s: client.list_topics(timeout=within_s).topics)
+    log = settings.commands_topic, settings.events_topic
+    return [
+        name for name in (*log, settings.policies_topic, settings.public_topic, settings.keys_topic) if name in found
+    ]
+
+
+class Watch:
+    """Checks the topics of a running process: that they are the same, and that their settings are still fit.
+
+    A setting that is not ends nothing, since the broker deletes records whether this process runs or not: it is logged, and `unfit`
+    and a metric have it until it is corrected. `also` are further topics, whose settings alone are checked.
+    """
+
+    def __init__(
+        self, settings: Settings, topics: Sequence[Topic], status: StatusLog, admin: Admin, also: Sequence[str] = ()
+    ) -> None:
+        self._settings, self._topics, self._status, self._admin = settings, topics, status, admin
+        self._names = [*(topic.name for topic in topics), *also]
+        self.unfit: dict[str, TopicUnfit] = {}
+
+    def check(self) -> list[Topic]:
+        """The topics as they are now. Raises TopicChanged, TopicMissing, KafkaUnavailable."""
+        now = [describe(self._settings, was.name, admin=self._admin) for was in self._topics]
+        for was, found in zip(self._topics, now, strict=True):
+            require_same(was, found)
+        self.unfit = unfit(self._settings, self._names, self._admin)
+        for name in self._names:
+            metrics.TOPIC_UNFIT.labels(name).set(name in self.unfit)
+            if error := self.unfit.get(name):
+                self._status.wrong(f"settings of {name}", f"{error.code}: {error}", level=logging.ERROR)
+            else:
+                self._status.well(f"settings of {name}", f"topic '{name}' has the settings that it must have again")
+        return now
 
 
 def _configs(admin: Admin, names: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -322,15 +361,18 @@ def _configs(admin: Admin, names: Iterable[str]) -> dict[str, dict[str, str]]:
     )
 
 
-def _require(name: str, key: str, found: str, wanted: str) -> None:
-    if not _fits(key, found, wanted):
-        raise TopicUnfit(
-            f"Topic '{name}' has {key}={found}; {_WHY[key]}.",
-            f"kafka-configs --alter --entity-type topics --entity-name {name} --add-config {key}={wanted}",
-        )
+def _promised(settings: Settings, name: str) -> dict[str, str]:
+    """The settings that this topic must have."""
+    log = _log(settings)
+    if name == settings.public_topic:  # how long it keeps its records is the operator's decision
+        return {key: log[key] for key in ("cleanup.policy", "min.insync.replicas", "unclean.leader.election.enable")}
+    if name == settings.keys_topic:
+        soon = {"segment.ms": str(12 * HOUR_MS), "max.compaction.lag.ms": str(6 * HOUR_MS)}
+        return log | {"cleanup.policy": "compact"} | soon
+    return log
 
 
-def _promised(settings: Settings) -> dict[str, str]:
+def _log(settings: Settings) -> dict[str, str]:
     return {
         "cleanup.policy": "delete",
         "retention.ms": "-1",

@@ -56,6 +56,10 @@ def _gauge(name: str, text: str, *labels: str) -> Gauge:
     return Gauge(name, text, labels, namespace="samefold", registry=REGISTRY)
 
 
+# ── whoever has the topic ──
+
+TOPIC_UNFIT = _gauge("topic_unfit", "1 where a topic has a setting with which it may lose history.", "topic")
+
 # ── the API ──
 
 HTTP_REQUESTS = _seconds(
@@ -91,6 +95,9 @@ AGENT_PARKED = _counter("agent_parked", "Streams that were parked.", "agent", "v
 # ── the policies ──
 
 WEBHOOK_ATTEMPTS = _counter("webhook_attempts", "Posts that were tried, by what came of it.", "endpoint", "result")
+WEBHOOK_UNKNOWN_ENDPOINTS = _gauge(
+    "webhook_unknown_endpoints", "Endpoints that posts wait for, which this process's settings do not name."
+)
 
 
 # ── the publishers ──
@@ -114,6 +121,9 @@ VIEW_STOPPED = _gauge("view_stopped", "1 where a view has stopped at an event th
 OUTBOX_OPEN = _gauge("outbox_open", "Wishes of a policy that have no end yet, without dead letters.", "policy")
 OUTBOX_DEAD = _gauge("outbox_dead", "Dead letters of a policy.", "policy")
 OUTBOX_UNSENT_SECONDS = _gauge("outbox_unsent_seconds", "How long the oldest due wish has not been sent.", "policy")
+PROCESSES_STUCK = _gauge(
+    "processes_stuck", "Streams with a dead letter of a policy, or that it parked: they need a person.", "policy"
+)
 READY = _gauge("ready", "Whether a check of /health/ready is passed: 1 or 0.", "check")
 
 

@@ -1,16 +1,21 @@
-"""Which fields are personal: read once per class from its JSON Schema, where `x-personal` and `x-subject` mark them."""
+"""Which fields are personal, and whether each is sealed: read once per class.
+
+Annotations declare them, the JSON Schema shows them (`x-personal`, `x-subject`), and pydantic's core schema seals them. A field
+that is not personal in all three would let plain text pass: it is refused.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from itertools import permutations, starmap
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 from pydantic import TypeAdapter, ValidationError
 
-from domain.language import SEALED
+from domain.language import SEALED, PersonalText
 from infra.domain_model.schemas import schema_of
 from infra.domain_model.value_limits import within_limits
 from infra.domain_model.versions import summary
@@ -23,10 +28,16 @@ class Misplaced(Exception):
 @cache
 def is_personal(kind: type) -> bool:
     """Whether a command or event has personal fields, its parts included. Raises Misplaced."""
-    found = list(_marked(schema_of(kind)))
-    if wrong := next(filter(None, found), ""):
+    schema = schema_of(kind, by_alias=False)
+    if wrong := next(filter(None, _marked(schema)), ""):
         raise Misplaced(f"{kind.__name__} {wrong}")
-    return bool(found)
+    hints, fields = get_type_hints(kind, include_extras=True), schema.get("properties", {})
+    declared = Counter(name for name, hint in hints.items() for _ in range(_declared(hint, (kind,))))
+    shown = Counter[str](name for name, one in fields.items() for _ in _marked(one))
+    personal = declared | shown
+    if personal and (hidden := personal - (shown & Counter(_sealed(TypeAdapter(kind).core_schema, {})))):
+        raise Misplaced(f"{kind.__name__} {_HIDDEN.format(min(hidden))}")
+    return bool(personal)
 
 
 @cache
@@ -43,6 +54,11 @@ def subject_field(kind: type) -> str | None:
         raise Misplaced(
             f"{kind.__name__} has a SubjectId within {deeper}: it can only be a field of the command, never None"
         )
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        if name not in found and "x-subject" in repr(hint):
+            raise Misplaced(
+                f"{kind.__name__} has a SubjectId, {name}, that SkipJsonSchema or its like hides: leave it out"
+            )
     if found and ("x-personal" in fields[found[0]] or found[0] not in whole.get("required", ())):
         raise Misplaced(
             f"{kind.__name__} has a SubjectId, {found[0]}, that is personal itself or has a default: many people would share it"
@@ -74,6 +90,43 @@ def decided_decoder(kind: type, decode: Callable[[Any], Any]) -> Callable[[Any],
             raise ValueError(f"decide returned a {kind.__name__}: {summary(error)}") from None
 
     return read
+
+
+def _declared(hint: Any, within: tuple[Any, ...]) -> int:
+    """How many personal texts an annotation declares. A class within itself counts none."""
+    if isinstance(hint, PersonalText):
+        return 1
+    if any(hint is one for one in within):
+        return 0
+    parts = [*get_args(hint), get_origin(hint), *(getattr(hint, name, None) for name in ("__value__", "__supertype__"))]
+    if isinstance(hint, type) and any(hasattr(hint, name) for name in _FIELDS):
+        parts += get_type_hints(hint, include_extras=True).values()
+    return sum(_declared(part, (*within, hint)) for part in parts)
+
+
+def _sealed(schema: Any, known: Mapping[str, Any], field: str = "", within: tuple[str, ...] = ()) -> Iterator[str]:
+    """The field of each text that a core schema seals, if nothing around it gets the value first, or may leave it out."""
+    match schema:
+        case {"type": "definitions", "schema": inner, "definitions": of}:
+            yield from _sealed(inner, {one["ref"]: one for one in of}, field, within)
+        case {"type": "definition-ref", "schema_ref": ref}:
+            if ref not in within:
+                yield from _sealed(known[ref], known, field, (*within, ref))
+        case {"type": "function-wrap", "function": {"function": function}}:
+            if isinstance(getattr(function, "__self__", None), PersonalText):
+                yield field
+        case {"type": "function-after", "schema": inner} if inner["type"] != "function-wrap":
+            yield from _sealed(inner, known, field, within)
+        case {"type": str(kind)} if kind in _TRANSPARENT and schema.get("on_error", "raise") == "raise":
+            for part, inner in schema.items():
+                if part not in ("serialization", "python_schema"):
+                    yield from _sealed(inner, known, field or schema.get("name", ""), within)
+        case dict() if not isinstance(schema.get("type"), str):  # fields or arms, by name
+            for name, inner in schema.items():
+                yield from _sealed(inner, known, field or name, within)
+        case _:
+            for inner in schema if isinstance(schema, list | tuple) else ():
+                yield from _sealed(inner, known, field, within)
 
 
 def _marked(schema: Any, wrong: str = "", field: str = "") -> Iterator[str]:
@@ -125,3 +178,28 @@ _NARROW = {"uuid", "date", "date-time", "time", "duration", "decimal", "ipv4", "
 _NO_TEXT = "has a field, {}, that is personal, but no text: keep it as a `Personal[Text]`"
 _TWICE = "has a field that is personal twice: write `Annotated[Text, PersonalText(…)]`"
 _KEY = "has personal texts as keys of a mapping"
+_HIDDEN = (
+    "has a field, {}, that is personal, but its plain text could stay: something around it hides the mark, or gets the value "
+    "first. Write what the text must be within, `Personal[Annotated[Text, …]]`. Leave out validators, SkipValidation, OnErrorOmit "
+    "and WithJsonSchema around it, and `before` and `wrap` validators of the class"
+)
+_FIELDS = ("__dataclass_fields__", "_fields", "__total__", "model_fields")
+"""What classes have whose annotations are fields."""
+_TRANSPARENT = {
+    *(
+        "nullable",
+        "default",
+        "union",
+        "tagged-union",
+        "list",
+        "tuple",
+        "set",
+        "frozenset",
+        "deque",
+        "dict",
+        "json-or-python",
+    ),
+    *("dataclass", "dataclass-args", "dataclass-field", "typed-dict", "typed-dict-field", "model", "model-fields"),
+    *("model-field", "named-tuple", "named-tuple-field"),
+}
+"""Parts of a core schema that pass each value on as it is in the body, and drop none."""

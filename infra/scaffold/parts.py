@@ -267,7 +267,8 @@ class Source:
     def __init__(self, file: Path, new: str = "") -> None:
         self.file = file
         self.imports: list[str] = []
-        self._lines = (file.read_text() if file.exists() or not new else new).splitlines()
+        # not `splitlines`, which also ends lines where Python's syntax does not, as at U+2028
+        self._lines = (file.read_text() if file.exists() or not new else new).rstrip("\n").split("\n")
 
     def members(self, union: str) -> list[str]:
         """The names in `Event: TypeAlias = A | B`, as written, and those in aliases that it names. Raises NoPlace."""
@@ -307,9 +308,9 @@ class Source:
             raise AlreadyThere(f"{self.file.name} has the name {name} already.", "Choose another name.")
         body = [f"{field}: {kind}" for field, kind in fields.items()] or ['"""Say here what it means."""']
         alias = self._alias(union)
-        end = alias.value.end_lineno, alias.value.end_col_offset  # type: ignore[union-attr]
-        line = self._lines[(end[0] or 1) - 1]
-        self._lines[(end[0] or 1) - 1] = f"{line[: end[1]]} | {name}{line[end[1] :]}"
+        last, end = (alias.value.end_lineno or 1) - 1, alias.value.end_col_offset  # type: ignore[union-attr]
+        before = self._lines[last].encode()[:end].decode()  # the offset counts bytes
+        self._lines[last] = f"{before} | {name}{self._lines[last].removeprefix(before)}"
         self._lines[alias.lineno - 1 : alias.lineno - 1] = [
             "@fact",
             f"class {name}:",

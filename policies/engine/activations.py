@@ -4,12 +4,16 @@ A policy is made live at a moment: a position in every partition. The topic of p
 can't move it. The table `activations` is a copy: a row without `log_offset` is not in the topic yet, and the policy's workers wait.
 
 The first record of a policy's number counts, later ones with that number are void. Version 0 means that the policy was removed.
+
+A database that has neither made the policy live nor its positions is new to it: the events that it reacted to would lead to the
+same posts again. There the policy is held until an operator says of which events posts are made (`resume`).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import LiteralString, NamedTuple
 
 import msgspec
@@ -28,8 +32,10 @@ from projections.engine.store.positions import lock_positions, set_generation
 from projections.engine.views.view import CORE
 
 REMOVED = 0
+EVER = "-infinity"
 APPEND_S = 4.0
 """Below the time that PostgreSQL lets a session be idle in a transaction, and others wait for its locks."""
+_SEE = "`samefold policies` shows what is live."
 
 
 class AlreadyLive(SamefoldError):
@@ -50,6 +56,17 @@ class OldEventsLeft(SamefoldError):
 
 class WishesOpen(SamefoldError):
     """The policy has wishes under way."""
+
+
+class NewDatabase(SamefoldError):
+    """The policy reacted to events in another database, and is held in this one."""
+
+    def __init__(self, policy: str) -> None:
+        super().__init__(
+            f"Policy '{policy}' is held: it reacted to events in another database, and this one is new to it.",
+            f"`samefold policies resume {policy} --posts-from now` lets it go on, without posts of old events; a time just "
+            "before the other database was lost repeats those since then (docs/operating.md).",
+        )
 
 
 class SwitchLost(SamefoldError):
@@ -165,6 +182,28 @@ def ensure_positions(connection: Connection, topic: str, policy: str) -> None:
             set_generation(connection, topic, {agent: at}, "activation")
 
 
+def held_policies(connection: Connection) -> list[str]:
+    """The policies that this database is new to."""
+    found = connection.execute("select policy from activations where number = 1 and posts_from is null order by policy")
+    return [policy for (policy,) in found]
+
+
+def resume(settings: Settings, policy: str | None, posts_from: datetime | str) -> tuple[list[str], str]:
+    """Let a policy that is held react, or all. Posts are made of events that the broker got at `posts_from` or later, or `EVER`.
+
+    Returns the policies, and the database's user. Raises NeverLive, and what `bring_in` raises.
+    """
+    with naming(settings), connect(settings, "samefold policies", short_transactions=True) as connection:
+        bring_in(settings, connection)
+        found = connection.execute(
+            "update activations set posts_from = %s where policy = coalesce(%s, policy) returning policy, current_user",
+            (posts_from, policy),
+        ).fetchall()
+    if not found:
+        raise NeverLive(f"Policy '{policy or 'any'}' was never live.", _SEE)
+    return sorted({name for name, _ in found}), found[0][1]
+
+
 def start_all(settings: Settings) -> None:
     """Make this code's policies live before the service is asked anything. Raises BadPolicy, and what `bring_in` raises."""
     if found := discover().values():
@@ -225,11 +264,12 @@ def remove(settings: Settings, name: str) -> Activation:
 
     def require(connection: Connection, live: int) -> None:
         if live == REMOVED:
-            raise NeverLive(f"Policy '{name}' is not live.", "`samefold policies` shows which are.")
+            raise NeverLive(f"Policy '{name}' is not live.", _SEE)
         [(wishes, parked)] = connection.execute(
-            "select (select count(*) from outbox where policy = %s and kind is not null), "
-            "(select count(*) from parked where table_name = %s)",
-            (name, agent_of(name)),
+            "select (select count(*) from outbox where policy = %(policy)s and kind = 'send')"
+            " + (select count(*) from posts where policy = %(policy)s),"
+            " (select count(*) from parked where table_name = %(agent)s)",
+            {"policy": name, "agent": agent_of(name)},
         ).fetchall()
         if wishes:
             raise WishesOpen(
@@ -252,6 +292,8 @@ def _activate(settings: Settings, policy: str, version: int, require: Callable[[
         topic = require_contract(settings, connection)
         unfinished = [one.number for one in activations_of(connection, policy) if one.log_offset is None]
         bring_in(settings, connection)
+        if policy in held_policies(connection):
+            raise NewDatabase(policy)
         ensure_positions(connection, topic.name, policy)
         with connection.transaction():
             at, known = _locked(connection, topic, policy)
@@ -268,7 +310,7 @@ def _activate(settings: Settings, policy: str, version: int, require: Callable[[
     if made.version != version:
         raise SwitchLost(
             f"Policy '{policy}' was switched to version {made.version} at the same time, from another database.",
-            "`samefold policies` shows what is live. Only one database may belong to a log.",
+            f"{_SEE} Only one database may belong to a log.",
         )
     return made
 
@@ -339,8 +381,9 @@ def _copy(settings: Settings, connection: Connection, admin: topics.Admin, posit
                     "Restore that topic; or, for a new log, name a new topic in SAMEFOLD_POLICIES_TOPIC.",
                 )
             connection.execute(
-                "insert into activations as a (policy, number, version, positions, log_offset, at) "
-                "values (%s, %s, %s, %s, %s, %s) on conflict (policy, number) do update set version = excluded.version, "
+                "insert into activations as a (policy, number, version, positions, log_offset, at, posts_from) "
+                "values (%s, %s, %s, %s, %s, %s, (select '-infinity'::timestamptz from positions where agent = %s limit 1)) "
+                "on conflict (policy, number) do update set version = excluded.version, "
                 "positions = excluded.positions, log_offset = excluded.log_offset, at = excluded.at "
                 "where a.log_offset is null",
                 (
@@ -350,5 +393,6 @@ def _copy(settings: Settings, connection: Connection, admin: topics.Admin, posit
                     json.dumps(one.positions),
                     record.offset,
                     time_of(record.time_ms),
+                    agent_of(one.policy),
                 ),
             )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
@@ -15,8 +15,9 @@ from infra.database.connect import Connection, connect, naming
 from infra.errors import SamefoldError
 from infra.log import topics
 from infra.settings import Settings
-from policies.engine.activations import REMOVED, Activation, activations_of, version_at
-from policies.engine.outbox import CHANNEL, INVALID
+from policies.engine import posts
+from policies.engine.activations import REMOVED, Activation, activations_of, held_policies, version_at
+from policies.engine.outbox import CHANNEL, INVALID, again
 from policies.engine.policy import Policy, agent_of
 from projections.engine.live.lag import OUTBOX
 from projections.engine.operate.overview import AgentLag, lag_of
@@ -47,7 +48,7 @@ class PolicyNow:
     since: datetime | None
     """When the newest activation was recorded."""
     state: str
-    """live, switching, new, removed, other-version, old-events or no-code."""
+    """live, switching, new, new-database, removed, other-version, old-events or no-code."""
     needs: tuple[int, ...]
     """The versions to which events belong that have not been read."""
     open: int
@@ -58,12 +59,13 @@ class PolicyNow:
 
 @dataclass(frozen=True, slots=True)
 class WishNow:
-    """A row of the outbox without its bodies, which may be confidential."""
+    """A row of the outbox or a post, without its bodies, which may be confidential."""
 
     id: str
     policy: str
     state: str
-    """unsent, waiting, sent, dead, or outcome where the wish has not been read yet."""
+    """unsent, waiting, sent, dead; outcome where the wish has not been read yet; dropped where only its outcome is waited for;
+    no-endpoint where SAMEFOLD_WEBHOOKS names endpoints here, but not that one."""
     kind: str | None
     stream: str | None
     version: int | None
@@ -77,6 +79,20 @@ class WishNow:
     dead: str | None
     has_follow_up: bool
     """Whether an outcome of it leads to a command."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Which:
+    """Wishes that all of this fits: of those that `ids` names any, else dead letters; with `alive`, any."""
+
+    ids: Sequence[str] | None = None
+    policy: str | None = None
+    endpoint: str | None = None
+    reason: str | None = None
+    """The code that a dead letter's reason begins with."""
+    since: datetime | None = None
+    """Wished since then."""
+    alive: bool = False
 
 
 def policy_named(name: str, policies: Mapping[str, Policy]) -> Policy:
@@ -107,6 +123,7 @@ def policies_now(settings: Settings, policies: Mapping[str, Policy]) -> list[Pol
         parked: dict[str, int] = dict(connection.execute("select view, count(*) from parked group by view").fetchall())
         names = sorted({*policies, *since})
         known = {name: activations_of(connection, name) for name in names}
+        held = held_policies(connection)
         positions = {name: read_positions(connection, agent_of(name), settings.events_topic) for name in names}
     topic = topics.describe(settings, settings.events_topic)
     found = []
@@ -118,7 +135,7 @@ def policies_now(settings: Settings, policies: Mapping[str, Policy]) -> list[Pol
         if code is None and live == REMOVED and not wishes and not dead:
             continue
         lag = lag_of(settings, at.readings, topic) if at and live else AgentLag(0, 0.0)
-        state = _state(known[name], code, needs)
+        state = "new-database" if name in held else _state(known[name], code, needs)
         version = code.version if code else None
         here = parked.get(agent_of(name), 0)
         found.append(PolicyNow(name, version, live or None, since.get(name), state, needs, wishes, dead, here, lag))
@@ -145,33 +162,61 @@ def _state(known: Sequence[Activation], code: Policy | None, needs: Sequence[int
     return "live" if set(needs) <= {live.version} else "old-events"
 
 
-_STATE = """case when dead is not null then 'dead' when kind is null then 'outcome' when sent_at is not null then 'sent'
-  when due > now() or next_attempt > now() then 'waiting' else 'unsent' end"""
+STEP = 1_000
+"""Wishes that are changed in one transaction."""
+COUNTED = 1_000
+"""Wishes beyond these are not counted, of either table."""
+
+_STATE = """case when dead is not null then 'dead' when kind is null then 'outcome' when kind = 'dropped' then 'dropped'
+  when sent_at is not null then 'sent' when due > now() then 'waiting' else 'unsent' end"""
+_STATE_OF_POST = """case when dead is not null then 'dead' when p.endpoint <> all(%(named)s) then 'no-endpoint'
+  when next_attempt > now() and not claimed then 'waiting' else 'unsent' end"""
+_FITS = """(%(ids)s::text[] is null or id = any(%(ids)s)) and (%(policy)s::text is null or policy = %(policy)s)
+  and (%(reason)s::text is null or split_part(dead, ':', 1) = %(reason)s)
+  and (%(since)s::timestamptz is null or wished_at >= %(since)s)
+  and (%(alive)s or %(ids)s::text[] is not null or dead is not null)"""
+_COMMANDS = f"outbox where %(endpoint)s::text is null and {_FITS}"
+_POSTS = f"posts where (%(endpoint)s::text is null or endpoint = %(endpoint)s) and {_FITS}"
+_OLDEST = "order by wished_at nulls last, id limit %(limit)s"
 _WISHES = f"""
-select id, policy, {_STATE} as state, kind, stream, version, target, type, due, wished_at, sent_at, attempts, next_attempt, dead,
-       coalesce(then_type, otherwise_type) is not null as has_follow_up
-  from outbox"""  # noqa: S608
-_WISH = f"select {_STATE} as state, o.* from outbox o where id = %s".encode()  # noqa: S608
+(select id, policy, {_STATE} as state, kind, stream, version, target, type, due, wished_at, sent_at, 0 as attempts,
+        null as next_attempt, dead, coalesce(then_type, otherwise_type, later_type) is not null as has_follow_up
+   from {_COMMANDS} {_OLDEST})
+ union all
+(select id, p.policy, {_STATE_OF_POST}, 'post', p.stream, version, p.endpoint, null, null, wished_at, null, attempts,
+        next_attempt, dead, false
+   from (select * from {_POSTS} {_OLDEST.replace(" nulls last", "")}) p left join lanes using (endpoint, policy, stream))
+{_OLDEST}""".encode()  # noqa: S608
+_COUNT = f"""
+select (select count(*) from (select from {_COMMANDS} limit {COUNTED}) c)
+     + (select count(*) from (select from {_POSTS} limit {COUNTED}) p)
+""".encode()  # noqa: S608
+_IN_ORDER = f"""
+select id from (select id, policy, stream, version, number from {_COMMANDS}
+                 union all select id, policy, stream, version, number from {_POSTS}) w
+ order by policy, stream, version, number, id
+""".encode()  # noqa: S608
+_WISH = f"select {_STATE} as state, o.* from outbox o where id = %(id)s".encode()  # noqa: S608
+_POST = f"""
+select {_STATE_OF_POST} as state, 'post' as kind, p.*, next_attempt
+  from posts p left join lanes l using (endpoint, policy, stream) where id = %(id)s
+""".encode()  # noqa: S608
 
 
-def wishes(
-    settings: Settings, *, policy: str | None = None, dead: bool = False, limit: int | None = None
-) -> tuple[int, list[WishNow]]:
-    """How many there are, and the first of them, the oldest first. Raises DatabaseUnavailable."""
-    which = " where (%(policy)s::text is null or policy = %(policy)s) and (dead is not null or not %(dead)s)"
-    values = {"policy": policy, "dead": dead, "limit": limit}
-    with naming(settings), connect(settings, "samefold outbox") as connection:
-        row = connection.execute(f"select count(*) from outbox{which}".encode(), values).fetchone()  # noqa: S608
-        cursor = connection.cursor(row_factory=class_row(WishNow))
-        cursor.execute(f"{_WISHES}{which} order by wished_at nulls last, id limit %(limit)s".encode(), values)
-        return row[0] if row else 0, cursor.fetchall()
+def wishes(settings: Settings, which: Which, *, limit: int | None = None) -> tuple[int, list[WishNow]]:
+    """How many there are, counted up to COUNTED, and the first of them, the oldest first. Raises DatabaseUnavailable."""
+    values = _values(settings, which) | {"limit": limit}
+    with naming(settings), connect(settings, "samefold outbox", by_key=True) as connection:
+        [(count,)] = connection.execute(_COUNT, values)
+        return count, connection.cursor(row_factory=class_row(WishNow)).execute(_WISHES, values).fetchall()
 
 
 def wish(settings: Settings, ident: str) -> dict[str, Any]:
-    """A row of the outbox with all its columns; bodies as JSON. Raises NoSuchWish, DatabaseUnavailable."""
+    """A row of the outbox, or a post, with all its columns; bodies as JSON. Raises NoSuchWish, DatabaseUnavailable."""
+    values = _values(settings, Which()) | {"id": ident}
     with naming(settings), connect(settings, "samefold outbox") as connection:
         cursor = connection.cursor(row_factory=dict_row)
-        row = cursor.execute(_WISH, (ident,)).fetchone()
+        row = cursor.execute(_WISH, values).fetchone() or cursor.execute(_POST, values).fetchone()
     if row is None:
         raise _missing([ident])
     for name, value in row.items():
@@ -181,61 +226,107 @@ def wish(settings: Settings, ident: str) -> dict[str, Any]:
     return row
 
 
-def to_drop(settings: Settings, idents: Sequence[str]) -> list[WishNow]:
-    """These rows, if `drop` takes them. Raises NoSuchWish, NotDead, DatabaseUnavailable."""
-    with naming(settings), connect(settings, "samefold outbox") as connection:
-        return _locked(connection, idents, *_DROPPED)
-
-
-def retry(settings: Settings, idents: Sequence[str]) -> None:
-    """Have these dead letters sent again, all or none. Raises NoSuchWish, NotDead, DatabaseUnavailable."""
-    with naming(settings), connect(settings, "samefold outbox") as connection, connection.transaction():
-        if invalid := [one.id for one in _locked(connection, idents, "dead") if (one.dead or "").startswith(INVALID)]:
-            raise NotDead(
-                f"{', '.join(invalid)} can't be sent: no body was kept, as a value did not fit; nothing was changed.",
-                "Send yourself what is missing, then `samefold outbox drop ID`.",
-            )
-        # the handler decided another command with this id, and decides none twice
-        met = connection.execute(
-            "select id from outbox where id = any(%s) and outcome is not null", (idents,)
-        ).fetchall()
-        if met:
-            raise NotDead(
-                f"{', '.join(ident for (ident,) in met)} can't be sent again: another command had this id, and was decided.",
-                "`samefold outbox show ID` shows both; `samefold outbox drop ID` removes it.",
-            )
-        connection.execute(
-            "update outbox set dead = null, attempts = 0, next_attempt = null where id = any(%s)", (idents,)
-        )
-        connection.execute(f"notify {CHANNEL}")
-
-
-def drop(settings: Settings, idents: Sequence[str]) -> None:
-    """Remove these dead letters, timers, posts that are tried again later, wishes without an outcome and the reverse; all or none.
-
-    Raises NoSuchWish, NotDead, DatabaseUnavailable.
-    """
-    with naming(settings), connect(settings, "samefold outbox") as connection, connection.transaction():
-        _locked(connection, idents, *_DROPPED)
-        connection.execute("delete from outbox where id = any(%s)", (idents,))
-
-
-_DROPPED = ("dead", "waiting", "sent", "outcome")
-"""The states of what is not about to be sent."""
-
-
-def _locked(connection: Connection, idents: Sequence[str], *states: str) -> list[WishNow]:
-    """These rows, locked, all in one of these states. Raises NoSuchWish, NotDead."""
-    cursor = connection.cursor(row_factory=class_row(WishNow))
-    found = cursor.execute(f"{_WISHES} where id = any(%s) order by id for update".encode(), (idents,)).fetchall()
+def named(settings: Settings, idents: Sequence[str]) -> list[WishNow]:
+    """These wishes. Raises NoSuchWish, DatabaseUnavailable."""
+    _, found = wishes(settings, Which(ids=idents))
     if missing := sorted({*idents} - {one.id for one in found}):
         raise _missing(missing)
-    if others := [f"{one.id} ({one.state})" for one in found if one.state not in states]:
+    return found
+
+
+def retry(settings: Settings, which: Which, advance: Callable[[int], object] = lambda _: None) -> tuple[int, int]:
+    """Have dead letters sent again, rejected commands under new ids, in the order of their events: how many are, and can't be.
+
+    STEP of them at once; `advance` is told of each step. With ids it is all or none of them, unless they change meanwhile.
+    Raises NoSuchWish, NotDead, DatabaseUnavailable.
+    """
+    if which.ids is not None:
+        _require_dead(settings, which.ids)
+    retried = seen = 0
+    for connection, ids in _steps(settings, which):
+        with connection.transaction():
+            retried += posts.revive(connection, ids) + connection.execute(_AGAIN, (ids,)).rowcount
+            rejected = [ident for (ident,) in connection.execute(_REJECTED, (ids,))]
+            again(connection, rejected)
+            retried += len(rejected)
+            connection.execute(f"notify {CHANNEL}")
+        seen += len(ids)
+        advance(len(ids))
+    return retried, seen - retried
+
+
+def drop(settings: Settings, which: Which, advance: Callable[[int], object] = lambda _: None) -> int:
+    """Remove wishes: how many. What may have been sent stays until its outcome has come, which leads to nothing.
+
+    STEP of them at once; `advance` is told of each step. Raises DatabaseUnavailable.
+    """
+    dropped = 0
+    for connection, ids in _steps(settings, which):
+        with connection.transaction():
+            dropped += posts.drop(connection, ids)
+            dropped += len(connection.execute(_LOCK, (ids,)).fetchall())
+            connection.execute(_DROP, (ids,))
+            connection.execute(_DISARM, (ids,))
+        advance(len(ids))
+    return dropped
+
+
+_MAY_BE_SENT = (
+    "kind = 'send' and dead is null and outcome is null and (sent_at is not null or due is null or due <= now())"
+)
+_LOCK = b"select from outbox where id = any(%s) order by id for update"  # as batches lock them
+_DROP = f"delete from outbox where id = any(%s) and not coalesce({_MAY_BE_SENT}, false)".encode()  # noqa: S608
+_DISARM = f"""
+update outbox set kind = 'dropped', body = null, then_type = null, otherwise_type = null, later_type = null
+ where id = any(%s) and {_MAY_BE_SENT}
+""".encode()  # noqa: S608
+_CAN_BE_SENT = f"dead is not null and dead not like '{INVALID}%%' and outcome is null"
+_REJECTED = b"select id from outbox where id = any(%s) and dead like 'refused: %%' order by id for update"
+_AGAIN = f"update outbox set dead = null where id = any(%s) and {_CAN_BE_SENT}".encode()  # noqa: S608
+
+
+def _values(settings: Settings, which: Which) -> dict[str, Any]:
+    # without any endpoint, this is not the environment of a process that posts
+    return {"named": [*settings.webhooks] or None} | asdict(which)
+
+
+def _steps(settings: Settings, which: Which) -> Iterator[tuple[Connection, list[str]]]:
+    """The ids in the order of their events, as they were at the beginning, each with a connection to change them by."""
+    with (
+        naming(settings),
+        connect(settings, "samefold outbox", statement_timeout_ms=0) as reading,
+        connect(settings, "samefold outbox") as writing,
+        reading.transaction(),
+        reading.cursor("wishes") as cursor,
+    ):
+        cursor.execute(_IN_ORDER, _values(settings, which))
+        while found := cursor.fetchmany(STEP):
+            yield writing, [ident for (ident,) in found]
+
+
+def _require_dead(settings: Settings, idents: Sequence[str]) -> None:
+    """Raises NoSuchWish; NotDead unless all of them can be sent again."""
+    found = named(settings, idents)
+    if others := [f"{one.id} ({one.state})" for one in found if one.state != "dead"]:
         raise NotDead(
             f"{', '.join(others)} {'is' if len(others) == 1 else 'are'} under way; nothing was changed.",
-            f"This takes wishes in the state {' or '.join(states)}: `samefold outbox list`.",
+            "This takes dead letters: `samefold outbox list --dead`.",
         )
-    return found
+    if invalid := [one.id for one in found if (one.dead or "").startswith(INVALID)]:
+        raise NotDead(
+            f"{', '.join(invalid)} can't be sent: no body was kept, as a value did not fit; nothing was changed.",
+            "Send yourself what is missing, then `samefold outbox drop ID`.",
+        )
+    with naming(settings), connect(settings, "samefold outbox") as connection:
+        # the handler decided another command with this id, and decides none twice
+        met = connection.execute(
+            "select id from outbox where id = any(%s) and dead like 'id-reused%%'", (idents,)
+        ).fetchall()
+    if met:
+        raise NotDead(
+            f"{', '.join(ident for (ident,) in met)} can't be sent again: another command had this id, and was decided.",
+            "`samefold outbox show ID` shows both; `samefold outbox drop ID` removes it.",
+        )
 
 
 def _missing(idents: Sequence[str]) -> NoSuchWish:

@@ -1,10 +1,11 @@
-"""The outbox: a policy's wishes on their way, and what a batch writes of them.
+"""The outbox: the commands that a policy wishes, on their way, and what a batch writes of them. Its posts are in `posts`.
 
 A row has two halves. The wish comes from an event of the policy's subscription; the outcome from the commit that the wished
 command got, accepted or rejected. They may be read in either order: from other partitions, or again after a database was restored.
 Each half is upserted under the command's id, which puts two processes in order too. When both halves are there, the row is deleted
-and its `then` or `otherwise` becomes a row of its own, in the same transaction. So the outbox is a function of the policy's
-positions, but for what the relay writes: sent_at, attempts and dead letters.
+and its `then` or `otherwise` becomes a row of its own, in the same transaction; when that has ended too, its `later`. A rejection
+that nobody expects stays as a dead letter. So the outbox is a function of the policy's positions, but for what the relay and
+operators write (sent_at, attempts, dead letters that Kafka refused, commands that are sent again) and the time of a `later`.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import logging
 import os
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,12 +28,15 @@ from msgspec import UNSET
 from pydantic import ValidationError
 
 from commands.intake import bad_name, fingerprint_of
+from domain.language import Refusal
+from infra.database.connect import Connection
 from infra.domain_model.contexts import Context, contexts
 from infra.domain_model.storable import Lost, encode, require_same
 from infra.domain_model.versions import stored_type, summary
 from infra.log.records import Command, Commit, time_of
 from infra.personal.fields import sealed_validator
 from infra.settings import ENDPOINT_NAME
+from policies.engine import posts
 from policies.engine.policy import Policy, Post, Send
 from projections.engine.fold.fold import Changes
 from projections.engine.store.rows import Statement
@@ -41,6 +46,8 @@ from projections.engine.views.column_types import BadRow, Scalar, type_of
 from projections.engine.views.columns import Column, Role
 from projections.engine.views.event_context import At
 from projections.engine.views.view import Kind, View
+
+log = logging.getLogger(__name__)
 
 MOST_WISHES = 1_000
 """For one event."""
@@ -55,8 +62,14 @@ made again, and the command that was decided under its id is one of those.
 """
 INVALID = "invalid-wish"
 """The code of a dead letter that can't be sent because of a value, and the refusal that its `otherwise` gets."""
-THEN, OTHERWISE = "~then", "~otherwise"
+REFUSED = "refused-by-kafka"
+"""The code of a command that Kafka does not take, and the refusal that its `otherwise` gets."""
+THEN, OTHERWISE, LATER = "~then", "~otherwise", "~later"
 """What the ids of follow-ups add to the wish's."""
+LONGEST = timedelta(days=36_500)
+"""Of `after`."""
+TICK = timedelta(seconds=1)
+"""A timer begins a new chain if it is at least so long: a shorter one would let a cycle run at full speed for ever."""
 
 _TEXT, _NUMBER, _MOMENT = map(type_of, (Scalar.STR, Scalar.INT, Scalar.DATETIME))
 
@@ -90,6 +103,10 @@ class Wish(NamedTuple):
     due: datetime | None
     then: FollowUp
     otherwise: FollowUp
+    later: FollowUp
+    after_ms: int | None
+    expected: str | None
+    """The codes of rejections that need no follow-up, each after a space."""
     at: At
     dead: str | None = None
     """Why it can't be sent. Then neither target nor body is kept."""
@@ -160,12 +177,16 @@ def _made(wish: Any, ident: str, number: int, at: At) -> Iterator[Wish]:
             except ValidationError as error:
                 yield _dead(ident, "send", number, f"{error.title}: {summary(error)}", at)
             else:
-                yield from _made(Send(at.stream, otherwise), ident, number, at)
+                follows = Send(at.stream, otherwise, ignore=wish.ignore, later=wish.later, after=wish.after)
+                yield from _made(follows, ident, number, at)
+
+
+_NO_FOLLOW_UPS = (FollowUp(), FollowUp(), FollowUp(), None, None)
 
 
 def _dead(ident: str, kind: str, number: int, why: str, at: At) -> Wish:
     # with a fingerprint that no command has: an outcome under this id, of a restored log, does not end it
-    return Wish(ident, kind, number, None, None, None, "", None, FollowUp(), FollowUp(), at, f"{INVALID}: {why}")
+    return Wish(ident, kind, number, None, None, None, "", None, *_NO_FOLLOW_UPS, at, f"{INVALID}: {why}")
 
 
 def _post(wish: Post, ident: str, number: int, at: At) -> Wish:
@@ -176,7 +197,7 @@ def _post(wish: Post, ident: str, number: int, at: At) -> Wish:
         body = json.dumps(msgspec.to_builtins(wish.body, str_keys=True), ensure_ascii=False, allow_nan=False)
     except ValueError:
         raise InvalidWish("the body of a Post has a number that JSON can't hold") from None
-    return Wish(ident, "post", number, wish.endpoint, None, body, None, None, FollowUp(), FollowUp(), at)
+    return Wish(ident, "post", number, wish.endpoint, None, body, None, None, *_NO_FOLLOW_UPS, at)
 
 
 def _send(wish: Send, ident: str, number: int, at: At) -> Wish:
@@ -186,6 +207,13 @@ def _send(wish: Send, ident: str, number: int, at: At) -> Wish:
         raise InvalidWish(f"{what}: {problem}")
     if wish.due and wish.due.tzinfo is None:
         raise BadWish(f"`due` of {what} has no time zone. Write a time like `at.time + timedelta(days=1)`")
+    if (wish.later is None) != (wish.after is None):
+        raise BadWish(f"`later` and `after` of {what} belong together: what to send, and how long after the answer")
+    if wish.after is not None and not timedelta() <= wish.after <= LONGEST:
+        raise InvalidWish(f"{what}: `after` is negative, or longer than a hundred years")
+    ignore: Sequence[object] = wish.ignore
+    if others := [one for one in ignore if not (isinstance(one, type) and issubclass(one, Refusal))]:
+        raise BadWish(f"`ignore` of {what} takes classes of Refusal, not {others[0]!r}")
     try:
         due = wish.due if wish.due is None else _MOMENT.exact(wish.due)
     except BadRow as bad:
@@ -201,6 +229,9 @@ def _send(wish: Send, ident: str, number: int, at: At) -> Wish:
         due=due,
         then=_follow_up(at.stream, wish.then, ident + THEN),
         otherwise=_follow_up(at.stream, wish.otherwise, ident + OTHERWISE, fills=True),
+        later=_follow_up(at.stream, wish.later, ident + LATER),
+        after_ms=None if wish.after is None else wish.after // timedelta(milliseconds=1),
+        expected="".join(f" {refusal.code}" for refusal in wish.ignore) or None,
         at=at,
     )
 
@@ -243,13 +274,13 @@ def _fingerprint(ident: str, stream: str, kind: str, body: bytes) -> str:
 
 _Row = dict[str, Any]
 
-_FOLLOW = tuple(f"{which}_{part}" for which in ("then", "otherwise") for part in FollowUp._fields)
+_FOLLOW = tuple(f"{which}_{part}" for which in ("then", "otherwise", "later") for part in FollowUp._fields)
 _TYPES = {
     "id": _TEXT,
     **dict.fromkeys(("policy", "kind", "stream", "target", "type", "body", "fingerprint"), _TEXT),
     **dict.fromkeys(("correlation_id", "causation_id", *_FOLLOW), _TEXT),
-    **dict.fromkeys(("outcome", "refusal", "outcome_fingerprint", "dead"), _TEXT),
-    **dict.fromkeys(("partition", "version", "number", "depth", "outcome_depth"), _NUMBER),
+    **dict.fromkeys(("expected", "outcome", "refusal", "outcome_fingerprint", "dead"), _TEXT),
+    **dict.fromkeys(("partition", "version", "number", "depth", "outcome_depth", "after_ms"), _NUMBER),
     **dict.fromkeys(("due", "wished_at"), _MOMENT),
 }
 """Of the columns that a batch writes, the key first."""
@@ -258,36 +289,83 @@ _COLUMNS = tuple(_TYPES)
 
 def _writes(policy: Policy, offer: Offer | None, with_outcomes: bool, batches: Sequence[Changes]) -> list[Statement]:
     rows: dict[str, _Row] = {}
+    posted: list[Wish] = []
     for batch in batches:
         if wishes := batch.added[policy.agent]:
             commits = {offset: commit for offset, _, commit in batch.counted}
             for wish in wishes:
-                rows.setdefault(wish.id, {}).update(_first_half(wish, commits[wish.at.offset]))
+                if wish.kind == "post":
+                    posted.append(wish)
+                else:
+                    rows.setdefault(wish.id, {}).update(_first_half(wish, commits[wish.at.offset]))
         if with_outcomes:
             prefix = f"{policy.name}~"
             for _, _, commit in batch.counted:
                 if commit.command_id.startswith(prefix):
                     rows.setdefault(commit.command_id, {}).update(_second_half(commit))
+    statements = posts.writes(policy.name, posted, offer and (lambda _: offer(())))
     if not rows:
-        return []
+        return statements
     ids = sorted(rows)
-    follow_ups = sorted(ident + which for ident in ids for which in (THEN, OTHERWISE))
-    known = {"policy": policy.name}
+    known, chain = {"policy": policy.name}, _chain(ids)
+    every = binary_arrays.texts(sorted(one for some in chain for one in some))
     return [
+        *statements,
         Statement(_UPSERT, _arrays([rows[ident] | known | {"id": ident} for ident in ids])),
-        Statement(_MEET, [binary_arrays.texts(ids)]),
-        Statement(_END, [binary_arrays.texts(follow_ups)]),
-        Statement(_REUSED, [binary_arrays.texts(ids + follow_ups)]),
+        *(Statement(_MEET, [binary_arrays.texts(some)]) for some in chain),
+        Statement(_DIE, [every]),
+        Statement(_BURIED, [every], _tell_dead),
         Statement(_NOTIFY, [CHANNEL, PROCESS]),
-        *([Statement(_SENDABLE, [binary_arrays.texts(ids + follow_ups)], offer)] if offer else ()),
+        *([Statement(_SENDABLE, [every], offer)] if offer else ()),
     ]
 
 
+def _chain(ids: list[str]) -> list[list[str]]:
+    """These ids, those of what may follow, and of what may follow that: outcomes may be there before their commands."""
+    first = _following(ids)
+    return [ids, first, _following(first)]
+
+
+def _following(ids: Iterable[str]) -> list[str]:
+    after = {THEN: (LATER,), OTHERWISE: (LATER,), LATER: ()}
+    return sorted(one + suffix for one in ids for suffix in after.get(one[one.rfind("~") :], (THEN, OTHERWISE, LATER)))
+
+
+def _tell_dead(rows: Sequence[tuple[Any, ...]]) -> None:
+    for ident, stream, dead in rows:
+        log.error("command %s that %s wished is a dead letter: %s", ident, stream, dead)
+
+
+def refuse(connection: Connection, ident: str, why: str) -> bool:
+    """Kafka does not take this command: its `otherwise` follows, or it is a dead letter. Returns whether it is one."""
+    with connection.transaction():
+        connection.execute(_REJECT, [REFUSED, ident])
+        _join(connection, [ident])
+        connection.execute(_NOTIFY, [CHANNEL, ""])  # not as this process, whose relay reads what follows
+        return connection.execute(_BURY, [f"{REFUSED}: {why}", ident]).rowcount > 0
+
+
+def again(connection: Connection, idents: Sequence[str]) -> None:
+    """Wish rejected commands once more, in the caller's transaction. A handler decides each id once, so they get new ones."""
+    new = [_AGAIN.sub(lambda was: f"~again{int(was[2] or 1) + 1}" if was[1] else "~again", one, 1) for one in idents]
+    connection.execute(_RENEW, [list(idents), new])
+    _join(connection, sorted(new))
+
+
+def _join(connection: Connection, ids: list[str]) -> None:
+    chain = _chain(ids)
+    for some in chain:
+        connection.execute(_MEET, [some])
+    connection.execute(_DIE, [[one for some in chain for one in some]])
+
+
 def _first_half(wish: Wish, commit: Commit) -> _Row:
-    at, depth = wish.at, 0 if wish.due else (commit.depth or 0) + 1
+    at = wish.at
+    is_timer = wish.due is not None and wish.due >= time_of(at.time_ms) + TICK
+    depth = 0 if is_timer else (commit.depth or 0) + 1
     return {
         **wish._asdict(),  # also what is no column, and is not written
-        **dict(zip(_FOLLOW, (*wish.then, *wish.otherwise), strict=True)),
+        **dict(zip(_FOLLOW, (*wish.then, *wish.otherwise, *wish.later), strict=True)),
         "partition": at.partition,
         "stream": at.stream,
         "version": at.version,
@@ -325,37 +403,64 @@ select {_listed(_COLUMNS)} from unnest({_listed(_COLUMNS, "%s")}) u ({_listed(_C
     on conflict (id) do update set {_listed(_COLUMNS[1:], "{0} = coalesce(t.{0}, excluded.{0})")}
 """.encode()  # noqa: S608  # sorted by id, so that transactions can't deadlock on them
 
-_MADE = (
-    *("id", "kind", "stream", "policy", "partition", "version", "number", "target", "type", "body", "fingerprint"),
-    *("depth", "correlation_id", "causation_id", "wished_at", "dead"),
-)
+_KEPT = ("kind", "stream", "policy", "partition", "version", "number", "correlation_id", "wished_at", "expected")
+_LATER = ("later_type", "later_body", "later_fingerprint", "after_ms")
+_MADE = ("id", *_KEPT, "target", "type", "body", "fingerprint", "due", "depth", "causation_id", "dead", *_LATER)
 _BOTH = "kind is not null and outcome is not null"
 _SAME = f"""
 (fingerprint is null or fingerprint || ' ' || target = outcome_fingerprint
   or fingerprint = '{ANY}' and substr(outcome_fingerprint, strpos(outcome_fingerprint, ' ') + 1) = target)"""
+_EXPECTED = """
+(kind = 'dropped' or outcome = 'accepted' or otherwise_type is not null
+  or refusal = any(string_to_array(coalesce(expected, ''), ' ')))"""
 
 _MEET = f"""
-with met as (delete from outbox where id = any(%s) and {_BOTH} and {_SAME} returning *),
+with met as (delete from outbox where id = any(%s) and {_BOTH} and {_SAME} and {_EXPECTED} returning *),
+following as (
+  select met.*, f.*, case when suffix = '{LATER}' and after_ms >= {TICK // timedelta(milliseconds=1)} then 0
+                          else outcome_depth + 1 end as steps
+    from met, lateral (values
+      ('{THEN}', outcome = 'accepted' and then_type is not null, then_type, then_body, then_fingerprint),
+      ('{OTHERWISE}', outcome = 'rejected' and otherwise_type is not null,
+       otherwise_type, otherwise_body, otherwise_fingerprint),
+      ('{LATER}', later_type is not null and case outcome when 'accepted' then then_type else otherwise_type end is null,
+       later_type, later_body, later_fingerprint)
+    ) f (suffix, is_next, f_type, f_body, f_fingerprint)
+   where is_next),
 made ({_listed(_MADE)}) as (
-  select id || suffix, 'send', stream, policy, partition, version, number, stream, f.type,
-         case when f.fingerprint is null and suffix = '{OTHERWISE}'
-              then '{{"refusal":' || to_json(refusal)::text || case f.body when '{{}}' then '}}' else ',' || substr(f.body, 2) end
-              else f.body end,
-         f.fingerprint, outcome_depth + 1, correlation_id, id, wished_at,
-         case when outcome_depth + 1 > {MOST_DEPTH} then '{_TOO_DEEP}' end
-    from met, lateral (values ('{THEN}', 'accepted', then_type, then_body, then_fingerprint),
-                              ('{OTHERWISE}', 'rejected', otherwise_type, otherwise_body, otherwise_fingerprint))
-                      f (suffix, wanted, type, body, fingerprint)
-   where f.wanted = outcome and f.type is not null)
+  select id || suffix, {_listed(_KEPT)}, stream, f_type,
+         case when f_fingerprint is null and suffix = '{OTHERWISE}'
+              then '{{"refusal":' || to_json(refusal)::text || case f_body when '{{}}' then '}}' else ',' || substr(f_body, 2) end
+              else f_body end,
+         f_fingerprint, case suffix when '{LATER}' then now() + after_ms * interval '1 ms' end, steps, id,
+         case when steps > {MOST_DEPTH} then '{_TOO_DEEP}' end, {_listed(_LATER, "case when suffix <> '~later' then {0} end")}
+    from following)
 insert into outbox as t ({_listed(_MADE)}) select {_listed(_MADE)} from made order by id
     on conflict (id) do update set {_listed(_MADE[1:], "{0} = coalesce(t.{0}, excluded.{0})")}
 """.encode()  # noqa: S608
 
-_END = f"delete from outbox where id = any(%s) and {_BOTH} and {_SAME}".encode()  # noqa: S608
-
-_REUSED = f"""
-update outbox set dead = 'id-reused: another command with this id was decided before, or the policy wishes another one now'
+_DIE = f"""
+update outbox set dead = case when {_SAME} then 'refused: ' || refusal
+    else 'id-reused: another command with this id was decided before, or the policy wishes another one now' end
  where id = any(%s) and {_BOTH} and dead is null
+""".encode()  # noqa: S608
+
+_BURIED = b"select id, stream, dead from outbox where id = any(%s) and dead is not null"
+
+_REJECT = b"""
+update outbox set outcome = 'rejected', refusal = %s, outcome_depth = depth, outcome_fingerprint = fingerprint || ' ' || target
+ where id = %s and otherwise_type is not null and dead is null and outcome is null
+"""
+_BURY = b"update outbox set dead = %s where id = %s and dead is null"
+
+_AGAIN = re.compile(r"(~again(\d*))?$")
+_WISHED = [
+    one for one in _COLUMNS if one not in ("id", "outcome", "refusal", "outcome_depth", "outcome_fingerprint", "dead")
+]
+_RENEW = f"""
+with old as (delete from outbox o using unnest(%s::text[], %s::text[]) u (old, new) where id = old returning *)
+insert into outbox as t (id, {_listed(_WISHED)}) select new, {_listed(_WISHED)} from old order by new
+    on conflict (id) do update set {_listed(_WISHED, "{0} = coalesce(t.{0}, excluded.{0})")}
 """.encode()  # noqa: S608
 
 _NOTIFY = b"select pg_notify(%s, %s)"

@@ -11,12 +11,13 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cache
 from types import ModuleType
 from typing import Any, Literal
 
 import policies
+from domain.language import Refusal
 from infra.domain_model.contexts import contexts
 from infra.errors import SamefoldError
 from projections.engine.views.columns import hints_of
@@ -36,8 +37,12 @@ class Send:
     """A command for a stream, sent once in effect.
 
     `then` and `otherwise` are commands for the stream of the event that the policy reacts to, sent when this command was accepted
-    or rejected. If the class of `otherwise` has a field `refusal`, it gets the code of the rejection. `due` is when to send it, an
-    aware time; without it, at once.
+    or rejected. If the class of `otherwise` has a field `refusal`, it gets the code of the rejection. A rejection that has no
+    `otherwise` is a dead letter, unless its class is in `ignore`; so is one of the commands that follow.
+
+    `later` is another command for the stream of the event, sent `after` this command and its `then` or `otherwise` have been
+    answered: a timer that no outage lets overtake what it guards. `due` is when to send the command itself, an aware time, for a
+    moment of the calendar; without it, at once.
     """
 
     stream: str
@@ -45,6 +50,9 @@ class Send:
     then: Any = None
     otherwise: Any = None
     due: datetime | None = None
+    ignore: tuple[type[Refusal], ...] = ()
+    later: Any = None
+    after: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from infra.processes.process_end import Parts
 from infra.settings import Settings
 from policies.engine.policy import Policy, discover
 from policies.engine.relay import Relay
-from policies.engine.webhooks import IN_FLIGHT, Webhooks
+from policies.engine.webhooks import Webhooks
 from policies.engine.worker import agent_of
 from projections.engine.live.agent import Agent, serve
 
@@ -43,12 +43,12 @@ class Policies:
         self._agents: dict[str, Agent] = {}
         self._ended = asyncio.Event()
         self._relay = Relay(settings, name, self.partitions)
-        self._webhooks = Webhooks(settings, name, self.partitions)
+        self._webhooks = Webhooks(settings, name)
 
     async def run(self) -> None:
         self.parts.callbacks()
         # the relay has one, each agent may wait in one for Kafka, and each endpoint in some for a name
-        threads = 8 + 2 * len(self.policies) + IN_FLIGHT * len(self.settings.webhooks)
+        threads = 8 + 2 * len(self.policies) + sum(one.in_flight for one in self.settings.webhooks.values())
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(threads))
         relay = self.parts.task("relay", asyncio.to_thread(self._relay.run))
         hosted = [self.parts.task(f"policy {one.name}", self._host(one), may_return=True) for one in self.policies]
@@ -75,9 +75,10 @@ class Policies:
         return {name: agent.reader.own_partitions for name, agent in [*self._agents.items()]}
 
     def _offer(self, rows: Sequence[tuple[Any, ...]] | None) -> None:
-        """A batch changed the outbox, and left these rows to be sent; None if they are not known."""
+        """A batch left these rows to be sent, or none but posts; None if it is not known what."""
         self._relay.offer(rows)
-        self._webhooks.kick()
+        if not rows:
+            self._webhooks.kick()
 
     async def _host(self, policy: Policy) -> None:
         """Run the policy's agent, and start it again after an error."""

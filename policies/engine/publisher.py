@@ -78,6 +78,7 @@ class Publisher:
         )
         self._work = Work(self.settings, self._publication, events, public, most_bytes, consumer)
         self._admin = topics.Admin(self.settings, CHECK_S)
+        self._watch = topics.Watch(self.settings, [events, public], self._status, self._admin)
         consumer.subscribe([events.name], on_assign=self._on_assign, on_revoke=self._on_revoke)
         log.info("publisher %s: '%s' to '%s', in the group %s", self.name, events.name, public.name, self.group)
         try:
@@ -162,15 +163,12 @@ class Publisher:
             return
         self._due_check = now + CHECK_S
         try:
-            was = self._work.events, self._work.public
-            events, public = (topics.describe(self.settings, topic.name, admin=self._admin) for topic in was)
+            events, public = self._watch.check()
             stable = topics.stable_ends(public, self._admin)
         except KafkaUnavailable as error:
             self._status.wrong("kafka", error.message, "away")
             return
         self._status.well("kafka", "Kafka is available again")
-        topics.require_same(was[0], events)
-        topics.require_same(was[1], public)
         stands: dict[int, tuple[int, float]] = {}
         for partition, lane in self._lanes.items():
             if lane.reading is not None:

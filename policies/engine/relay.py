@@ -18,6 +18,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message
@@ -31,7 +32,7 @@ from infra.log.source import read_range
 from infra.observability import logs
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
-from policies.engine.outbox import CHANNEL, PROCESS, SENDABLE
+from policies.engine.outbox import CHANNEL, PROCESS, REFUSED, SENDABLE, refuse
 from policies.engine.sender import Row, Sender
 from projections.engine.store.command_types import CommandType, live_types, own_types
 
@@ -60,21 +61,27 @@ _REFUSED = {
 _UNSENT = "kind = 'send' and sent_at is null and dead is null"
 _READ = f"""
 with mine (policy, partition) as materialized (select * from unnest(%(policies)s::text[], %(partitions)s::int[])),
-unsent as (
+at_once as (
   select o.* from mine cross join lateral (
     select * from outbox o where o.policy = mine.policy and o.partition = mine.partition and {_UNSENT} and due is null
      order by stream, version, number limit %(most)s) o
-   union all
+   order by partition, stream, version, number limit %(most)s),
+timers as (
   select o.* from mine cross join lateral (
     select * from outbox o
      where o.policy = mine.policy and o.partition = mine.partition and {_UNSENT} and due is not null and due <= %(until)s
-     order by due, stream, version, number limit %(most)s) o)
-select {SENDABLE} from unsent order by due nulls first, partition, stream, version, number limit %(most)s
+     order by due, stream, version, number limit %(most)s) o
+   order by due, partition, stream, version, number limit %(most)s)
+select {SENDABLE} from (select * from at_once union all select * from timers) unsent
+ order by due nulls first, partition, stream, version, number
 """  # noqa: S608  # each limit ends the walk through an index that has this order, however many rows are behind it
 
 
 def read_unsent(connection: Connection, mine: Sequence[tuple[str, int]], until: datetime, most: int) -> Iterator[Row]:
-    """The first unsent rows of these (policy, partition) that are due by then, in the order in which they are to be sent."""
+    """The first unsent rows of these (policy, partition) that are due by then, in the order in which they are to be sent.
+
+    At most so many that are sent at once, and as many timers: neither crowds the other out.
+    """
     policies, partitions = (list(column) for column in zip(*mine, strict=True))
     values = {"policies": policies, "partitions": partitions, "until": until, "most": most}
     return map(Row._make, connection.execute(_READ, values))
@@ -84,9 +91,15 @@ def mark_sent(connection: Connection, ids: Sequence[str]) -> None:
     connection.execute("update outbox set sent_at = now() where id = any(%s)", [ids])
 
 
-def bury(connection: Connection, row: Row, why: str) -> None:
-    """Make it a dead letter."""
-    connection.execute("update outbox set dead = %s where id = %s and dead is null", [why, row.id])
+_CLAIM = """
+insert into relay_leases as l
+select policy, partition, %(holder)s, now() + %(seconds)s * interval '1 s'
+  from unnest(%(policies)s::text[], %(partitions)s::int[]) wanted (policy, partition)
+    on conflict (policy, partition) do update set holder = excluded.holder, until = excluded.until
+ where l.holder = excluded.holder or l.until < now()
+returning policy, partition
+"""
+_RELEASE = "delete from relay_leases where holder = %s"
 
 
 def _names(types: Collection[CommandType]) -> str:
@@ -119,6 +132,11 @@ class Relay:
         self._kafka = clients.Connection(f"relay {name}")
         self._producer = clients.LastingProducer(settings, f"relay {name}", self._kafka)
         self._sender = Sender()
+        self._holder = f"{PROCESS} {uuid4()}"
+        self._held: dict[str, set[int]] = {}
+        """By policy, the partitions whose commands this process sends: two releases have all of them for a while."""
+        self._wanted = set[tuple[str, int]]()
+        self._claim_at = 0.0
         self._offered: deque[Sequence[tuple[Any, ...]] | None] = deque()
         self._caught_up: set[tuple[str, int]] = set()
         """(policy, partition) whose unsent rows are all known here. Offers of others would overtake rows that are not."""
@@ -179,10 +197,10 @@ class Relay:
         self._tell_undecided(())
         with suppress(KafkaException):  # the first command would wait for the producer to learn the topic: a second
             self._producer.now.list_topics(topic.name, timeout=PAUSE_S)
-        read_at = 0.0
+        read_at = self._claim_at = 0.0
         while not self._stopping.is_set():
             self._take_reports(connection)
-            mine = self._mine()
+            mine = self._claimed(connection)
             if not self._take_offers(mine) or time.monotonic() >= read_at:
                 self._mark(connection, topic)
                 read_at = time.monotonic() + self._read(connection, mine)
@@ -200,6 +218,24 @@ class Relay:
             waiting.poll(1_000 * pause)
             with suppress(BlockingIOError):
                 os.read(self._wake_read, 1_000)
+        connection.execute(_RELEASE, [self._holder])
+
+    def _claimed(self, connection: Connection) -> Mapping[str, Collection[int]]:
+        """Of the partitions that this process has now, those that no other relay serves, by policy."""
+        wanted = _pairs(self._mine())
+        if wanted != self._wanted:
+            connection.execute(_RELEASE, [self._holder])
+        elif time.monotonic() < self._claim_at:
+            return self._held
+        policies, partitions = (list(column) for column in zip(*sorted(wanted), strict=True)) if wanted else ([], [])
+        lease_s = self.settings.session_timeout_ms / 1_000
+        values = {"policies": policies, "partitions": partitions, "holder": self._holder, "seconds": lease_s}
+        self._held, self._wanted = {}, wanted
+        held = connection.execute(_CLAIM, values).fetchall()
+        for policy, partition in held:
+            self._held.setdefault(policy, set()).add(partition)
+        self._claim_at = time.monotonic() + (lease_s / 4 if len(held) == len(wanted) else LOOK_S)
+        return self._held
 
     # ── out of the database ──
 
@@ -326,10 +362,11 @@ class Relay:
             if error is None:
                 following = self._sender.acknowledged(row, time.monotonic())
             elif error.code() in _REFUSED:
-                why = f"refused-by-kafka: {error.str()}"
-                bury(connection, row, why)
+                is_dead = refuse(connection, row.id, error.str())
                 following = self._sender.refused(row)
-                log.error("relay %s: command %s for %s became a dead letter: %s", self.name, row.id, row.target, why)
+                what = "it is a dead letter" if is_dead else "what its policy wishes otherwise follows"
+                why = f"{REFUSED}: {error.str()}"
+                log.error("relay %s: command %s for %s: %s. %s", self.name, row.id, row.target, why, what)
             elif clients.is_denied(error):
                 raise clients.denied(self.settings, error, f"Write of topic '{self.settings.commands_topic}'")
             else:

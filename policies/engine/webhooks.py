@@ -1,8 +1,8 @@
-"""Webhooks: the outbox's posts go to the endpoints that the settings name, signed as Standard Webhooks says.
+"""Webhooks: posts go to the endpoints that the settings name, signed as Standard Webhooks says.
 
-A post is deleted from the outbox when its endpoint has answered with a 2xx, so each arrives at least once. A lane is what one
-policy posts to one endpoint because of one stream. Its posts go out one after the other: the next one when the outbox shows that
-its predecessor was delivered or has become a dead letter. That holds for two processes too, so the first arrivals are in order.
+A post is deleted when its endpoint has answered with a 2xx, so each arrives at least once. Each process claims lanes of its own
+(`posts`) and posts what is in a lane one after the other: the next one when it is recorded that its predecessor was delivered or
+is a dead letter. A process that was frozen may repeat a post, so only the first arrivals are in order.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import logging
 import random
 import socket
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -21,19 +20,21 @@ from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeVar
 
 import httpx
 from standardwebhooks.webhooks import Webhook
 
 from infra.database.connect import Connection, DatabaseUnavailable, connect, naming
 from infra.domain_model.contexts import has_personal_fields
-from infra.errors import in_words
+from infra.errors import SamefoldError, in_words
 from infra.log.clients import KafkaUnavailable
 from infra.observability import logs, metrics
 from infra.personal.keys import Keys
 from infra.personal.tokens import key_ids, opened
 from infra.settings import Endpoint, Settings
+from policies.engine import posts
+from policies.engine.posts import Busy, Lane, Post
 
 log = logging.getLogger(__name__)
 for _name in ("httpx", "httpcore"):
@@ -44,21 +45,15 @@ DELAYS_S = (5, 300, 1_800, 7_200, 18_000, 36_000, 50_400, 72_000, 86_400)
 JITTER = 0.1
 """The largest part of a delay that is added to it at random: posts that failed together are not repeated together."""
 MAX_RETRY_AFTER_S = 86_400.0
-IN_FLIGHT = 4
-"""Requests to one endpoint at once."""
 POLL_S = 1.0
-REST, MAX_REST_S = 9, 5.0
-"""How many times as long as reading the outbox took the next reading waits, however many posts are there."""
+TURN_S, TURN = 5.0, 100
+"""For so long, and for so many posts, a lane is served; then others have their turn."""
 AGAIN_S = 0.25
-"""Until a lost connection to PostgreSQL is replaced."""
+"""Until a lost connection to PostgreSQL is replaced, and a row that is locked is asked for again."""
 LONGEST_BODY, BODY_S = 4_096, 1.0
 """An answer's body is read up to here, so that its connection can be used again."""
 
 T = TypeVar("T")
-Partitions: TypeAlias = Callable[[], Mapping[str, Collection[int]]]
-"""Tells which partitions of each policy are this process's now."""
-Lane: TypeAlias = tuple[str, str]
-"""Policy and stream; each endpoint has its own."""
 
 
 class Result(StrEnum):
@@ -85,22 +80,8 @@ class Answer(NamedTuple):
     retry_after_s: float = 0.0
 
 
-class Post(NamedTuple):
-    """A row of the outbox."""
-
-    id: str
-    policy: str
-    partition: int
-    body: str
-    attempts: int
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
 class Webhooks:
-    """Posts the rows of the outbox that are due, in the partitions that this process has.
+    """Posts what is due. `clock` is the time that this goes by, the database's if there is none.
 
     Its constructor raises MasterKeyUnusable, where bodies may have personal values.
     """
@@ -109,14 +90,12 @@ class Webhooks:
         self,
         settings: Settings,
         name: str,
-        partitions: Partitions,
         *,
-        clock: Callable[[], datetime] = _now,
+        clock: Callable[[], datetime | None] = lambda: None,
         delays_s: Sequence[float] = DELAYS_S,
     ) -> None:
         self._settings = settings
         self._name = f"samefold {name} webhooks"
-        self.partitions = partitions
         self.clock = clock
         self.delays_s = delays_s
         self.status = logs.StatusLog(log, name)
@@ -127,7 +106,7 @@ class Webhooks:
         self._wakes: list[asyncio.Event] = []
 
     async def run(self) -> None:
-        """Post until this is cancelled; posts in flight stay in the outbox. Waits while the database is unavailable.
+        """Post until this is cancelled; posts in flight are posted again. Waits while the database is unavailable.
 
         Raises DatabaseBehind, DatabaseRefused, ValueRefused, and of keys MasterKeyUnusable, TopicChanged, …
         """
@@ -138,26 +117,31 @@ class Webhooks:
             endpoints = self._settings.webhooks.items()
             queues = [_Queue(self, name, endpoint, client) for name, endpoint in endpoints]
             self._wakes = [queue.wake for queue in queues]
-            work = [self._bury_unknown(), *(queue.run() for queue in queues)]
+            work = [self._tell_unknown(), *(queue.run() for queue in queues)]
             tasks = [asyncio.create_task(part) for part in work]
             try:
                 await asyncio.gather(*tasks)
             finally:
                 self._loop = None
                 await _cancel(tasks)
+                for queue in queues:
+                    await queue.give_back()
                 self._thread.submit(self._disconnect)
                 self._thread.shutdown(wait=False)
 
+    def now(self) -> datetime:
+        return self.clock() or datetime.now(UTC)
+
     def kick(self) -> None:
-        """Read the outbox now: it has new rows. Any thread may call this."""
+        """Look for posts now: there are new ones. Any thread may call this."""
         if loop := self._loop:
             with suppress(RuntimeError):  # the loop has ended
                 for wake in self._wakes:
                     loop.call_soon_threadsafe(wake.set)
 
-    async def execute(self, statement: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
-        """The rows of a statement, tried while the database is unavailable: what an endpoint answered must not be forgotten."""
-        return await self._tried(partial(self._execute, statement, values))
+    async def asked(self, ask: Callable[[Connection], T]) -> T:
+        """The answer of the database, asked again while that is unavailable: what an endpoint answered must not be forgotten."""
+        return await self._tried(partial(self._asked, ask))
 
     async def shown(self, body: str) -> str:
         """A body as endpoints may see it: personal values, or what is shown for a forgotten one."""
@@ -170,6 +154,8 @@ class Webhooks:
         while True:
             try:
                 answer = await asyncio.get_running_loop().run_in_executor(self._thread, ask)
+            except Busy:
+                await asyncio.sleep(AGAIN_S)
             except (DatabaseUnavailable, KafkaUnavailable) as error:  # the keys of personal values are in Kafka
                 self.status.wrong("database", str(error))
                 await asyncio.sleep(AGAIN_S)
@@ -177,15 +163,14 @@ class Webhooks:
                 self.status.well("database", "the database is available again")
                 return answer
 
-    def _execute(self, statement: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
-        return self._asked(lambda connection: connection.execute(statement.encode(), values).fetchall())
-
     def _asked(self, ask: Callable[[Connection], T]) -> T:
         if self._connection is None:
             self._connection = connect(self._settings, self._name, by_key=True)
         try:
             with naming(self._settings):
                 return ask(self._connection)
+        except Busy:
+            raise
         except BaseException:
             self._disconnect()
             raise
@@ -195,21 +180,22 @@ class Webhooks:
             self._connection.close()
             self._connection = None
 
-    async def _bury_unknown(self) -> None:
-        """Make dead letters of posts to endpoints that the settings don't name."""
-        known = [*self._settings.webhooks]
+    async def _tell_unknown(self) -> None:
+        """Tell which endpoints posts wait for that the settings don't name. Another process may have them."""
+        told: set[str] = set()
         while True:
-            began = time.monotonic()
-            rows = await self.execute(_UNKNOWN, {"mine": _names(self.partitions()), "known": known})
-            rest_s = _rest_s(time.monotonic() - began)  # it goes through all posts, in the thread of all endpoints
-            for endpoint, posts in Counter(endpoint for (endpoint,) in rows).items():
-                log.error(
-                    "%d posts are dead letters: SAMEFOLD_WEBHOOKS names no endpoint '%s'. "
-                    "Add it, then run `samefold outbox retry`.",
-                    posts,
-                    endpoint,
+            unknown = await self.asked(posts.endpoints) - self._settings.webhooks.keys()
+            metrics.WEBHOOK_UNKNOWN_ENDPOINTS.set(len(unknown))
+            for name in unknown:
+                self.status.wrong(
+                    f"no endpoint {name}",
+                    f"posts wait for endpoint '{name}', which SAMEFOLD_WEBHOOKS does not name here. Add it and start this process "
+                    f"again, or drop them: `samefold outbox drop --all --endpoint {name}`",
                 )
-            await asyncio.sleep(max(POLL_S, rest_s))
+            for name in told - unknown:
+                self.status.well(f"no endpoint {name}", f"nothing waits for endpoint '{name}' any more")
+            told = unknown
+            await asyncio.sleep(POLL_S)
 
 
 class _Queue:
@@ -221,31 +207,27 @@ class _Queue:
         self._name = name
         self._endpoint = endpoint
         self._client = client
-        self._lookups = ThreadPoolExecutor(IN_FLIGHT, f"names for {name}")
+        self._lookups = ThreadPoolExecutor(endpoint.in_flight, f"names for {name}")
         self._in_doubt = True
         """Whether its name may be one that nobody resolves: the last attempt had no answer."""
         self._signer = Webhook(endpoint.secret.get_secret_value())
         self._sending: dict[Lane, asyncio.Task[None]] = {}
-        self._quiet_until = webhooks.clock()
-        self._rested_at = 0.0
+        self._quiet_until = webhooks.now()
 
     async def run(self) -> None:
         try:
             while True:
-                for lane, ids in (await self._due()).items():
-                    while len(self._sending) >= IN_FLIGHT:
-                        await self._woken()
-                    self._sending[lane] = asyncio.create_task(self._deliver(ids))
-                    self._sending[lane].add_done_callback(lambda _: self.wake.set())
-                await self._woken(POLL_S)
+                if len(self._sending) < self._endpoint.in_flight and not self._is_quiet():
+                    await self._claim(self._endpoint.in_flight - len(self._sending))
+                await self._woken()
         finally:
             await _cancel(self._sending.values())
             self._lookups.shutdown(wait=False, cancel_futures=True)
 
-    async def _woken(self, timeout_s: float | None = None) -> None:
-        """Wait for a kick or the end of a lane, and raise what that one raised."""
+    async def _woken(self) -> None:
+        """Wait for a kick, the end of a lane or the time, and raise what a lane raised."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(POLL_S):
                 await self.wake.wait()
         self.wake.clear()
         for lane, task in [*self._sending.items()]:
@@ -253,41 +235,57 @@ class _Queue:
                 del self._sending[lane]
                 task.result()
 
-    async def _due(self) -> dict[Lane, list[str]]:
-        """The lanes whose first post is due, the longest waiting one first, with the ids of their posts."""
-        if self._webhooks.clock() < self._quiet_until or len(self._sending) >= IN_FLIGHT:
-            return {}
-        await asyncio.sleep(max(0.0, self._rested_at - time.monotonic()))
-        values = {
-            "endpoint": self._name,
-            "mine": _names(self._webhooks.partitions()),
-            "busy": [stream for _, stream in self._sending],
-            "now": self._webhooks.clock(),
-        }
-        began = time.monotonic()
-        rows = await self._webhooks.execute(_DUE, values)
-        ended = time.monotonic()
-        self._rested_at = ended + _rest_s(ended - began)
-        lanes: dict[Lane, list[str]] = {}
-        for policy, stream, post in rows:
-            lanes.setdefault((policy, stream), []).append(post)
-        return lanes
+    def _is_quiet(self) -> bool:
+        return self._webhooks.now() < self._quiet_until
 
-    async def _deliver(self, posts: Sequence[str]) -> None:
-        """Post a lane's rows in order, up to the first one that is not delivered."""
-        for post_id in posts:
-            now = self._webhooks.clock()
-            rows = await self._webhooks.execute(_POST, {"id": post_id, "now": now})
-            # a row that is gone was delivered by another process, or dropped: what follows it is read anew
-            if not rows or now < self._quiet_until:
-                return
-            post = Post(*rows[0])
-            if post.partition not in self._webhooks.partitions().get(post.policy, ()):
-                return
+    async def _claim(self, most: int) -> None:
+        """Claim so many lanes, the longest due first, and begin to deliver them."""
+        until = time.monotonic() + TURN_S
+        lease_s = TURN_S + self._endpoint.timeout_s + TURN_S  # the last one, to record its last answer
+        ask = partial(posts.claim, endpoint=self._name, most=most, lease_s=lease_s, now=self._webhooks.clock())
+        for lane, post in await self._webhooks.asked(ask):
+            self._sending[lane] = asyncio.create_task(self._deliver(lane, post, until))
+            self._sending[lane].add_done_callback(lambda _: self.wake.set())
+
+    async def give_back(self) -> None:
+        """Let other processes have the lanes at once, if the database answers."""
+        with suppress(SamefoldError, TimeoutError):
+            async with asyncio.timeout(TURN_S):
+                for lane in self._sending:
+                    await self._webhooks.asked(partial(posts.release, lane=lane, now=self._webhooks.clock()))
+
+    async def _deliver(self, lane: Lane, post: Post | None, until: float) -> None:
+        """Post what is in the lane, in order, up to the first one that is to be tried later."""
+        turn = TURN
+        while post and turn and time.monotonic() < until and not self._is_quiet():
+            turn -= 1
             answer = await self._attempt(post._replace(body=await self._webhooks.shown(post.body)))
             metrics.WEBHOOK_ATTEMPTS.labels(self._name, answer.result).inc()
-            if not await self._record(post, answer):
+            if answer.result is Result.DELIVERED:
+                self._webhooks.status.well(f"endpoint {self._name}", f"endpoint '{self._name}' takes posts again")
+                post = await self._webhooks.asked(partial(posts.delivered, lane=lane, post=post))
+            elif (delay_s := self._failed(post, answer)) is not None:
+                clock = self._webhooks.clock
+                later = partial(posts.try_later, lane=lane, post=post, delay_s=delay_s, now=clock())
+                await self._webhooks.asked(later)
                 return
+            else:
+                reason = "gone" if answer.result is Result.GONE else f"gave-up: attempt {post.attempts + 1}"
+                dead, ident = f"{reason}: {answer.why}", post.id
+                post = await self._webhooks.asked(partial(posts.bury, lane=lane, post=post, dead=dead))
+                log.error("post %s to endpoint '%s' is a dead letter: %s", ident, self._name, dead)
+        await self._webhooks.asked(partial(posts.release, lane=lane, now=self._webhooks.clock()))
+
+    def _failed(self, post: Post, answer: Answer) -> float | None:
+        """Tell of it. Returns the seconds until the next attempt, None if there is none."""
+        told = f"endpoint '{self._name}' did not take post {post.id}: {answer.why}"
+        self._webhooks.status.wrong(f"endpoint {self._name}", told, answer.result)
+        if answer.retry_after_s:
+            self._quiet_until = self._webhooks.now() + timedelta(seconds=answer.retry_after_s)
+        delays_s = self._webhooks.delays_s
+        if answer.result is Result.GONE or post.attempts >= len(delays_s):
+            return None
+        return max(delays_s[post.attempts] * random.uniform(1, 1 + JITTER), answer.retry_after_s)
 
     async def _attempt(self, post: Post) -> Answer:
         answer = await self._asked(post)
@@ -295,7 +293,7 @@ class _Queue:
         return answer
 
     async def _asked(self, post: Post) -> Answer:
-        now = self._webhooks.clock()
+        now = self._webhooks.now()
         headers = {
             "content-type": "application/json",
             "user-agent": "samefold",
@@ -328,29 +326,6 @@ class _Queue:
             await asyncio.get_running_loop().run_in_executor(self._lookups, socket.getaddrinfo, host, None)
         except OSError as error:
             raise httpx.ConnectError(str(error)) from error
-
-    async def _record(self, post: Post, answer: Answer) -> bool:
-        """Write what became of an attempt. Returns whether this process delivered the post."""
-        if answer.result is Result.DELIVERED:
-            self._webhooks.status.well(f"endpoint {self._name}", f"endpoint '{self._name}' takes posts again")
-            return bool(await self._webhooks.execute(_DELIVERED, {"id": post.id}))
-        delays_s, tried = self._webhooks.delays_s, post.attempts + 1
-        dead = next_attempt = None
-        if answer.result is Result.GONE:
-            dead = f"gone: {answer.why}"
-        elif tried > len(delays_s):
-            dead = f"gave-up: attempt {tried}: {answer.why}"
-        else:
-            delay_s = max(delays_s[post.attempts] * random.uniform(1, 1 + JITTER), answer.retry_after_s)
-            next_attempt = self._webhooks.clock() + timedelta(seconds=delay_s)
-        if answer.retry_after_s:
-            self._quiet_until = self._webhooks.clock() + timedelta(seconds=answer.retry_after_s)
-        told = f"endpoint '{self._name}' did not take post {post.id}: {answer.why}"
-        self._webhooks.status.wrong(f"endpoint {self._name}", told, answer.result)
-        values = {"id": post.id, "tried": tried, "next_attempt": next_attempt, "dead": dead}
-        if await self._webhooks.execute(_NOT_DELIVERED, values) and dead:
-            log.error("post %s to endpoint '%s' is a dead letter: %s", post.id, self._name, dead)
-        return False
 
 
 def _client() -> httpx.AsyncClient:
@@ -398,48 +373,7 @@ async def _read_little(response: httpx.Response) -> None:
                     return
 
 
-def _rest_s(reading_s: float) -> float:
-    return min(reading_s * REST, MAX_REST_S)
-
-
 async def _cancel(tasks: Collection[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _names(partitions: Mapping[str, Collection[int]]) -> list[str]:
-    return [f"{policy}/{partition}" for policy, numbers in partitions.items() for partition in numbers]
-
-
-_UNKNOWN = """
-update outbox set dead = 'unknown-endpoint: SAMEFOLD_WEBHOOKS does not name it'
-where kind = 'post' and sent_at is null and dead is null
-    and policy || '/' || partition = any(%(mine)s) and target <> all(%(known)s)
-returning target
-"""
-_DUE = """
-select policy, stream, id from (
-    select policy, stream, id, row_number() over lane as place, first_value(next_attempt) over lane as due,
-        first_value(wished_at) over lane as wished_at
-    from outbox
-    where kind = 'post' and sent_at is null and dead is null and target = %(endpoint)s
-        and policy || '/' || partition = any(%(mine)s) and stream <> all(%(busy)s)
-    window lane as (partition by policy, stream order by version, number)
-) as posts
-where place <= 100 and (due is null or due <= %(now)s)
-order by coalesce(due, wished_at), policy, stream, place
-limit 1000
-"""
-# Those by id don't say that `sent_at` is null, as it always is for posts. Otherwise a plan from when the table was empty scans
-# the index of all posts.
-_POST = """
-select id, policy, partition, body, attempts from outbox
-where id = %(id)s and kind = 'post' and dead is null and (next_attempt is null or next_attempt <= %(now)s)
-"""
-_DELIVERED = "delete from outbox where id = %(id)s returning id"
-_NOT_DELIVERED = """
-update outbox set attempts = %(tried)s, next_attempt = %(next_attempt)s, dead = %(dead)s
-where id = %(id)s and kind = 'post' and dead is null and attempts = %(tried)s - 1
-returning id
-"""

@@ -17,10 +17,12 @@ from infra.log.topics import Admin
 from infra.settings import Settings
 from policies.engine.activations import (
     Activation,
+    NewDatabase,
     activations_of,
     bring_in,
     ends_at,
     ensure_positions,
+    held_policies,
     start_new,
     version_at,
 )
@@ -36,6 +38,10 @@ from projections.engine.store.positions import Live, Positions, read_positions
 
 LOOK_AGAIN_S = 0.5
 """How often a policy that is not live looks whether it is."""
+
+
+HELD = -1
+"""The version that a policy has in a database that is new to it: no code's."""
 
 
 class OtherVersion(OtherCode):
@@ -60,6 +66,7 @@ class PolicyWorker(Worker):
     def __init__(self, settings: Settings, policy: Policy, name: str, offer: Offer | None = None) -> None:
         super().__init__(settings, policy.agent, {policy.agent: view_of(policy, offer)}, name, defers=True)
         self.policy = policy
+        self.topics = [settings.policies_topic]
         self._offer = offer
         self._admin = Admin(settings)
         self._activations: list[Activation] = []
@@ -80,6 +87,8 @@ class PolicyWorker(Worker):
         self._activations = activations_of(connection, self.policy.name)
         if any(one.log_offset is None for one in self._activations):  # a switch that is not in the log yet
             return self.read(connection)
+        if self.policy.name in held_policies(connection):
+            return replace(positions, live={self.agent: Live(HELD, self.agent)})
         in_force = {self._in_force(partition, at.next_offset) for partition, at in positions.readings.items()}
         version = self.policy.version if self.policy.version in in_force else max(in_force)
         return replace(positions, live={self.agent: Live(version, self.agent)})
@@ -134,6 +143,8 @@ def difference(live: Mapping[str, int], code: Mapping[str, int]) -> str | None:
     name, has = agent.removeprefix(POLICY), live.get(agent)
     if has == wants:
         return None
+    if has == HELD:
+        return str(NewDatabase(name))
     if not has:
         found = "is new" if has is None else "was removed"
         return f"policy '{name}' {found}. `samefold policies switch {name}` makes it live, from that moment on."

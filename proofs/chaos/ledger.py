@@ -127,7 +127,7 @@ MOVES = {
     ("RefundTransfer", "debited"): "CreditRefused",
     ("RecordRefund", "refunding"): "TransferRefunded",
 }
-"""What a policy's command makes of a transfer at a step; elsewhere it is refused."""
+"""What a policy's command makes of a transfer at a step; elsewhere it is refused, and GiveUp makes nothing."""
 
 
 def _decide(command: Sent, account: Account, step: str) -> tuple[str, list[str]]:
@@ -137,6 +137,8 @@ def _decide(command: Sent, account: Account, step: str) -> tuple[str, list[str]]
             refusal = "transfer-already-requested" if step else "same-account" * (command.source == command.target)
             return (refusal, []) if refusal else ("", ["TransferRequested"])
         happens = MOVES.get((command.type, step))
+        if command.type == "GiveUp" and step and not happens:
+            return "", []
         return ("", [happens]) if happens else ("transfer-moved-on", [])
     match command.type:
         case _ if account.status == "closed":

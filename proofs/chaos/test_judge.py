@@ -93,16 +93,17 @@ CHANGES: list[tuple[str, list[str]]] = [
     (f"delete from outbox where {T1}", [LACKS]),
     (f"{ONE} {T1}", [HAS]),
     (f"update outbox set body = '{{\"a\":1}}' where {T1}", [LACKS, HAS]),
+    (f"update outbox set dead = 'refused: failed' where {T1}", [LACKS, HAS]),
     (f"update outbox set due = due + interval '1 s' where {T1}", [LACKS, HAS]),
-    ("update outbox set sent_at = now(), attempts = 7", []),
-    ("update activations set version = 2 where policy = 'transfers'", ["P: activations are not"]),
+    ("update outbox set sent_at = now()", []),
+    ("update activations set version = 3 where policy = 'transfers'", ["P: activations are not"]),
     ("update activations set positions = jsonb_set(positions, '{0}', '[1,-1,0,-1]')", ["P: activations are not"]),
     ("delete from activations where policy = 'transfers'", []),  # copied from the topic again
     (
         "update positions set seq = seq + 1 where agent = 'policy_transfers' and partition = 1",
         ["P: the position of transfers"],
     ),
-    ("update outbox set due = now() - interval '1 h'", [LACKS, HAS, "P: the outbox is not empty"]),
+    ("update outbox set due = now() - interval '1 h'", ["P: the outbox is not empty"]),
 ]
 
 

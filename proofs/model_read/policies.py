@@ -17,7 +17,7 @@ from infra.log import clients, topics
 from infra.log.records import Command, Record
 from infra.log.topics import Topic
 from infra.settings import Settings
-from policies.engine.activations import activations_of, start_new, switch
+from policies.engine.activations import EVER, activations_of, resume, start_new, switch
 from policies.engine.relay import mark_sent, read_unsent
 from policies.engine.sender import Row, Sender
 from policies.engine.worker import LOOK_AGAIN_S, PolicyWorker, difference
@@ -119,6 +119,8 @@ class PolicyWorld(World):
     def _do_the_rest(self) -> None:
         self.keeps_flying = False
         self.unanswered = 0
+        if self.tables["activations"]:  # a copy from before it was made live is held until then
+            self.alone(lambda: self.play.add("operator", partial(resume, self.settings, None, EVER)))
         for _ in range(ROUNDS):
             for version in self.judge.made_live():
                 self.alone(PolicyAgent(self, f"settler{version}", version, 100).start)

@@ -14,13 +14,15 @@ from psycopg.pq import TransactionStatus
 from psycopg.pq.abc import PGconn
 from psycopg.waiting import Ready, Wait
 
+from infra.database.connect import BEGIN
+
 if TYPE_CHECKING:
     from proofs.model_read.play import Play
 
 LOST = "server closed the connection unexpectedly"
 _TIMEOUT = re.compile(r"\s*set (local )?\w+_timeout = ", re.IGNORECASE)
 """Time-outs are choices of the schedule, not the server's."""
-_UNNOTICED = re.compile(r"\s*(begin|savepoint|set)\b", re.IGNORECASE)
+_UNNOTICED = re.compile(r"\s*(begin|savepoint|set|select pg_backend_pid)\b", re.IGNORECASE)
 """Without effect on other sessions, and not affected by them: needs no step of its own in a schedule."""
 _READS = re.compile(r"\s*(select|begin|savepoint|set|copy)\b", re.IGNORECASE)
 _NAMES = {"_enter_gen": "begin", "_exit_gen": "end", "_commit_gen": "commit", "_rollback_gen": "rollback"}
@@ -179,6 +181,8 @@ class Session(psycopg.Connection[Any]):
 
     def execute(self, query: Any, params: Any = None, **_how: Any) -> Cursor:
         cursor = self.cursor()
+        if query == BEGIN:  # its time-outs are choices of the schedule too
+            query, params = "select pg_backend_pid(), 0", None
         text = _text(query)
         if not _TIMEOUT.match(text):
             self.queued.append((cursor, query, params))

@@ -19,7 +19,7 @@ from infra.log import topics
 from infra.observability import logs, metrics
 from infra.processes.process_end import exit_code_of
 from infra.settings import Settings
-from projections.engine.live.lag import OUTBOX, VIEWS, Lags, tell_lags, tell_outbox
+from projections.engine.live.lag import OUTBOX, STUCK, VIEWS, Lags, tell_lags, tell_outbox
 from projections.engine.store.positions import AGENTS
 
 log = logging.getLogger(__name__)
@@ -60,6 +60,8 @@ class Exporter:
                 positions.setdefault(agent, {})[partition] = next_offset
             views = connection.execute(VIEWS).fetchall()
             if (began := time.monotonic()) >= self._outbox_at:
+                for policy, streams in connection.execute(STUCK):
+                    metrics.PROCESSES_STUCK.labels(policy).set(streams)
                 tell_outbox(connection.execute(OUTBOX).fetchall())
                 ended = time.monotonic()
                 self._outbox_at = ended + (ended - began) * REST

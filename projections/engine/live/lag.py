@@ -75,17 +75,30 @@ class Lags:
 
 
 VIEWS = f"""
-select l.view, count(p.stream) as streams, null as stopped from {LIVE} l left join parked p using (table_name) group by l.view
+select l.view, count(p.stream) as streams,
+       (select 'new-database' from activations where number = 1 and posts_from is null and 'policy_' || policy = l.view) as stopped
+  from {LIVE} l left join parked p using (table_name) group by l.view
 union all select view, 0, code from {STOPPED} s
 """  # noqa: S608
-"""How many streams a live view, or a policy, leaves out; and the code of the reason why a view is stopped."""
+"""How many streams a live view, or a policy, leaves out; and the code of the reason why it is stopped."""
 OUTBOX = """
-select policy, count(o.kind) filter (where dead is null) as open, count(dead) as dead,
+select a.policy, count(w.policy) filter (where dead is null) as open, count(dead) as dead,
        coalesce(extract(epoch from now() - min(greatest(due, wished_at)) filter (
-         where o.kind is not null and sent_at is null and dead is null and (due is null or due <= now()))), 0)::float as waiting
-  from (select distinct policy from activations) a left join outbox o using (policy) group by policy
+         where sent_at is null and dead is null and (due is null or due <= now()))), 0)::float as waiting
+  from (select distinct policy from activations) a left join (
+    select policy, dead, due, wished_at, sent_at from outbox where kind = 'send' or dead is not null
+     union all select policy, dead, null, wished_at, null from posts) w on w.policy = a.policy group by a.policy
 """
 """By policy: open wishes, dead letters, and for how many seconds the oldest due wish has not been sent."""
+
+
+STUCK = """
+select policy, count(stream) from (select distinct policy from activations) a left join (
+  select policy, stream from outbox where dead is not null
+   union select policy, stream from posts where dead is not null
+   union select substr(view, 8), stream from parked where starts_with(view, 'policy_')) s using (policy) group by policy
+"""
+"""How many processes of a policy are stuck. Indexes have the dead letters: what else waits costs nothing."""
 
 
 def tell_outbox(found: Iterable[tuple[str, int, int, float]]) -> None:

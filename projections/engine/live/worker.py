@@ -80,6 +80,8 @@ class Worker:
         self.views = views
         self.plan = plan or Plan(views)
         self.name = name
+        self.topics: Sequence[str] = ()
+        """Those that it has beside the log."""
         self._metrics = _Metrics(agent)
         self._connections: list[Connection | None] = [None] * lanes
         self._defers = defers

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 
-from infra.database.connect import Connection, DatabaseUnavailable, TransactionTimedOut, as_login, connect, naming
+from infra.database.connect import Connection, DatabaseUnavailable, TransactionTimedOut, as_login, connect, naming, who
 from infra.errors import SamefoldError
 from infra.settings import Settings
 
@@ -179,12 +179,5 @@ _HOLDER = """
 
 def by_whom(connection: Connection, view: str) -> str:
     """The other session that has claimed a view, as the end of a sentence; "" when there is none."""
-    found = connection.execute(
-        f"select a.application_name, host(a.client_addr), a.backend_start, a.pid {_HOLDER}", (_lock(view),)
-    ).fetchone()
-    if found is None:
-        return ""
-    name, address, since, session = found
-    # PostgreSQL hides the start of other roles' sessions
-    began = f", since {since:%Y-%m-%d %H:%M:%S} UTC" if since else ""
-    return f": {name}{f' ({address})' if address else ''}{began}, session {session}"
+    found = connection.execute(f"select a.pid {_HOLDER}", (_lock(view),)).fetchall()
+    return f": {who(connection, [pid for (pid,) in found])}" if found else ""

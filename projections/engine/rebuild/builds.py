@@ -32,7 +32,7 @@ from projections.engine.fold.as_of import Cut
 from projections.engine.fold.fold import Blocked
 from projections.engine.rebuild.build_locks import TERMINATE_MS, build_abandoned, claim, release, try_claim
 from projections.engine.store.positions import Positions, read_positions, skips_of, write_build_positions
-from projections.engine.views.sql_views import replace_sql_view
+from projections.engine.views.sql_views import is_in_sql_view, replace_sql_view
 from projections.engine.views.view import View
 
 T = TypeVar("T")
@@ -276,11 +276,10 @@ def read_skips(connection: Connection, views: Iterable[str]) -> Blocked:
 
 
 def make_ready(connection: Connection, build: Build, partitions: int) -> None:
-    """`loading` → `ready`, when all parts are written; then the SQL view includes the table. Raises BuildAbandoned."""
+    """`loading` → `ready`, when all parts are written. Raises BuildAbandoned."""
     with connection.transaction():
         finish_loading(connection, build, BuildState.READY, partitions)
     reach("build ready")
-    replace_sql_view(connection, build.view)
 
 
 def finish_loading(connection: Connection, build: Build, state: BuildState, partitions: int) -> None:
@@ -343,7 +342,7 @@ def remove_table(connection: Connection, build: Build, *, keep: bool | None = No
     With `keep` the table is only emptied: a migration made it, and later builds of the version are made like it. By default
     that is every table whose name has no build number.
     """
-    if build.state not in OF_THE_PAST:
+    if is_in_sql_view(connection, build.view, build.table):
         replace_sql_view(connection, build.view, without=build.table)
     keep = build.table == f"{build.view}_v{build.version}" if keep is None else keep
     statement = sql.SQL("truncate {}" if keep else "drop table {}").format(sql.Identifier(build.table))

@@ -24,6 +24,7 @@ from projections.engine.rebuild.filling import Filled, Filling
 from projections.engine.rebuild.switch import Pointer, Switched, leader_of, plan_move, pointers, switch
 from projections.engine.store.positions import STOPPED, stopped_views
 from projections.engine.views.core_views import code_set, states_told_to
+from projections.engine.views.sql_views import WAIT_S, replace_sql_view
 from projections.engine.views.view import View
 
 
@@ -71,16 +72,17 @@ def rebuild(
     engine_for: EngineFor | None = None,
     processes: int | None = None,
     progress: Progress | None = None,
+    wait_s: float = WAIT_S,
 ) -> Rebuilt:
     """Rebuild these views, or without names all that this code needs, and make them live; `views` are all of this code's.
 
     The load runs on `engine_for(records)`, by default on local `processes`. `end_others` first ends processes that build or switch
-    one of the views.
+    one of the views. `wait_s` is for sessions that lock a view's SQL view; the builds are kept where they go on.
 
     A journal brings its contexts' states. Views that this code no longer has are removed by the switch; other views that this code
     needs and whose build is ready are switched too.
 
-    Raises UnknownView, SetDiffers, BuildAlive, BuildAbandoned, SwitchTimedOut and what folding raises.
+    Raises UnknownView, SetDiffers, BuildAlive, BuildAbandoned, SwitchTimedOut, ViewInUse and what folding raises.
     """
     result, progress = Rebuilt(), progress or Silent()
     made: list[UUID] = []
@@ -102,9 +104,12 @@ def rebuild(
         if make_live:
             for build in along:
                 claim(connection, build.view)
-            result.switched = switch(settings, connection, [*ready, *along], views, progress=progress)
+            result.switched = switch(settings, connection, [*ready, *along], views, progress=progress, wait_s=wait_s)
             result.tables = dict(result.switched.tables)
             result.removed = list(result.switched.removed)
+        else:
+            for build in ready:
+                replace_sql_view(connection, build.view, wait_s=wait_s)
     return result
 
 
@@ -133,7 +138,12 @@ def _build(
 
 
 def go_to(
-    settings: Settings, names: Iterable[str], views: Mapping[str, View], *, progress: Progress | None = None
+    settings: Settings,
+    names: Iterable[str],
+    views: Mapping[str, View],
+    *,
+    progress: Progress | None = None,
+    wait_s: float = WAIT_S,
 ) -> Switched:
     """Make existing builds of this code's versions live: of these views, or without names of all that this code needs.
 
@@ -150,7 +160,7 @@ def go_to(
         found = _existing(connection, [views[name] for name in wanted])
         if not found and not plan_move(live, [], views).removed:
             return Switched()
-        return switch(settings, connection, found, views, progress=progress)
+        return switch(settings, connection, found, views, progress=progress, wait_s=wait_s)
 
 
 def resume(

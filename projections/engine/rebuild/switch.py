@@ -7,6 +7,7 @@ Going back is the same, run from the older version's code. So is removing a view
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,8 +33,10 @@ from projections.engine.store.positions import (
     set_generation,
     write_build_positions,
 )
-from projections.engine.views.sql_views import is_in_sql_view, replace_sql_view
+from projections.engine.views.sql_views import WAIT_S, is_in_sql_view, replace_sql_view
 from projections.engine.views.view import CORE, View
+
+log = logging.getLogger(__name__)
 
 LOCK_TIMEOUT_MS = 200
 FEW_RECORDS = 200
@@ -102,6 +105,19 @@ def pointers(connection: Connection) -> dict[str, Pointer]:
     return {view: Pointer(view, agent, version, table) for view, agent, version, table in found}
 
 
+def hand_made(connection: Connection, tables: Iterable[str]) -> list[str]:
+    """What was added to these tables by hand, such as indexes, constraints and triggers. Other tables of the views lack it."""
+    found = connection.execute(
+        "select distinct pg_describe_object(classid, objid, 0) from pg_depend d "
+        "left join pg_constraint c on classid = 'pg_constraint'::regclass and c.oid = objid "
+        "where refclassid = 'pg_class'::regclass and deptype = 'a' and classid <> 'pg_attrdef'::regclass "
+        "and refobjid in (select to_regclass(quote_ident(name)) from unnest(%s::text[]) name) "
+        "and coalesce(contype not in ('p', 'n'), true) order by 1",
+        (list(tables),),
+    )
+    return [what for (what,) in found]
+
+
 def plan_move(live: Mapping[str, Pointer], incoming: Iterable[str], views: Mapping[str, View]) -> Move:
     """What making `incoming` live changes; `views` are all of this code's. Raises SetDiffers when the sets would differ.
 
@@ -138,14 +154,16 @@ def switch(
     *,
     progress: Progress | None = None,
     give_up_s: float = GIVE_UP_S,
+    wait_s: float = WAIT_S,
 ) -> Switched:
     """Catch the builds up and make them live; `views` are all of this code's. The builds are `ready` or `old`.
 
-    `connection` is in autocommit mode and has claimed the views. Raises SetDiffers, SwitchTimedOut, BuildAbandoned,
-    MovedElsewhere, Ahead and what folding raises.
+    `connection` is in autocommit mode and has claimed the views. `wait_s` is for sessions that lock a SQL view.
+
+    Raises SetDiffers, SwitchTimedOut, BuildAbandoned, MovedElsewhere, Ahead, ViewInUse and what folding raises.
     """
     prepare(connection)
-    return _Switch(settings, connection, builds, views, progress or Silent()).run(give_up_s)
+    return _Switch(settings, connection, builds, views, progress or Silent()).run(give_up_s, wait_s)
 
 
 class _Switch:
@@ -170,13 +188,16 @@ class _Switch:
         self.tails: dict[str, Tail] = {}
         self.commits = 0
 
-    def run(self, give_up_s: float) -> Switched:
+    def run(self, give_up_s: float, wait_s: float) -> Switched:
         began = time.monotonic()
         few, tries, too_much, waited = FEW_RECORDS, 0, 0, 0.0
         try:
             for build in self.builds:
                 if not is_in_sql_view(self.connection, build.view, build.table):
-                    replace_sql_view(self.connection, build.view)
+                    replace_sql_view(self.connection, build.view, wait_s=wait_s)
+            outgoing = {pointer.table for pointer in self.move.outgoing} - {build.table for build in self.builds}
+            if left := hand_made(self.connection, outgoing):
+                log.warning("made by hand, and left behind by this switch: %s", ", ".join(left))
             # catching up holds no lock that agents or readers need, and a batch takes as long as the views' code
             self.connection.execute(f"set idle_in_transaction_session_timeout = {patient_ms(self.settings)}")
             while True:

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from infra.database.connect import Connection
 from infra.domain_model.contexts import contexts
+from infra.errors import SamefoldError
 from projections.engine.store.positions import channel, lock_positions
 from projections.engine.views.view import CORE
 
@@ -50,12 +51,41 @@ def make_types_live(connection: Connection, topic: str) -> None:
         add_types(connection)
 
 
+class TypesWished(SamefoldError):
+    """A policy's wishes under way have types of commands that are to be dropped."""
+
+
+def require_unwished(connection: Connection) -> None:
+    """Raises TypesWished where commands that this code does not know, or follow-ups, are in the outbox: they would be malformed."""
+    unknown = sorted(live_types(connection) - own_types())
+    columns = [[one.context for one in unknown], [one.name for one in unknown]]
+    if found := connection.execute(_WISHED, columns).fetchall() if unknown else []:
+        what = ", ".join(f"{count:,} of {context}.{kind} (policy {policy})" for policy, context, kind, count in found)
+        raise TypesWished(
+            f"Policies have wished commands that this code does not know: {what}.",
+            "`samefold outbox list` shows them. Run the release that knows them until they have ended, or drop them.",
+        )
+
+
+_WISHED = """
+select policy, context, w.type, count(*)
+  from outbox, lateral (values (target, outbox.type), (stream, then_type), (stream, otherwise_type), (stream, later_type))
+                       w (stream, type),
+       unnest(%s::text[], %s::text[]) dropped (context, type)
+ where w.type = dropped.type and split_part(w.stream, '/', 1) = context and kind = 'send' group by 1, 2, 3 order by 1, 2, 3
+"""
+
+
 def drop_other_types(connection: Connection, topic: str) -> list[CommandType]:
-    """Drop the types that this code does not know; commands of them are malformed from now on. Returns the dropped types."""
+    """Drop the types that this code does not know; commands of them are malformed from now on. Returns the dropped types.
+
+    Raises TypesWished.
+    """
     if not live_types(connection) - own_types():
         return []
     with connection.transaction():
         _fence_writers(connection, topic)
+        require_unwished(connection)
         dropped = sorted(live_types(connection) - own_types())
         connection.execute(
             "delete from command_types where (context, type) in (select * from unnest(%s::text[], %s::text[]))",

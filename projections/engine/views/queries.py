@@ -41,8 +41,9 @@ class Found(NamedTuple):
     table: str
     """The live table. If it is not the one that was queried, the rows mean nothing."""
     position: Token
-    parked: int
-    """Number of streams that the table leaves out from some event on."""
+    parked: int | None
+    """Number of streams that the table leaves out from some event on. With `only`, on a page where a row's key is its stream's
+    id, of those streams whose rows are among them; elsewhere None, so that it tells nothing of others."""
     parked_since: Mapping[str, int]
     """Of the streams that were asked for, the parked ones, with the first version that is left out."""
     rows: Sequence[Row]
@@ -98,9 +99,10 @@ def page(
     where = [(name, value) for name, value in in_order if name not in late]
     having = [(name, value) for name, value in in_order if name in late]
     allowed, shape = (allowed_values(view, only), only.shape) if only else ([], ())
+    of_parked = allowed if view.tells_stream else []
     return Query(
         *_page(view, table, _nulls(where), _nulls(having), after is not None, shape),
-        [topic, [], *_values(where), *(after or ()), *_values(having), *allowed, most, view.name],
+        [topic, *of_parked, [], *_values(where), *(after or ()), *_values(having), *allowed, most, view.name],
     )
 
 
@@ -138,7 +140,7 @@ def found(value: str) -> Found:
 
 
 _At = list[tuple[str, int, int]] | None
-_Answer = tuple[int, str, _At, int, list[tuple[str, int]] | None, list[Row] | None, tuple[str, str] | None]
+_Answer = tuple[int, str, _At, int | None, list[tuple[str, int]] | None, list[Row] | None, tuple[str, str] | None]
 _decode: Callable[[str], _Answer] = msgspec.json.Decoder(_Answer).decode
 
 # Aliases that a view's columns could have too begin with an underscore, which no column's name can.
@@ -147,10 +149,10 @@ select json_build_array(
   l.version, l.table_name,
   (select json_agg(json_build_array(p.topic_id, p.partition, p.next_offset) order by p.partition)
      from {positions} p where p.agent = l.agent and p.topic = %s),
-  (select count(*) from parked k where k.table_name = l.table_name),
+  {{parked}},
   (select json_agg(json_build_array(k.stream, k.since_version))
      from parked k where k.table_name = l.table_name and k.stream = any(%s::text[])),
-  (select json_agg(json_build_array(f.number, f.shown) order by f.number) from ({{}}) f),
+  (select json_agg(json_build_array(f.number, f.shown) order by f.number) from ({{rows}}) f),
   {stopped})::text
   from {views} l where l.view = %s
 """
@@ -166,6 +168,8 @@ _LIVE_OR_STOPPED = sql.SQL(
         stopped="case when l.code is not null then json_build_array(l.code, l.stopped_at) end",
     )
 )
+_PARKED = sql.SQL("(select count(*) from parked k where k.table_name = l.table_name{})")
+_ALL_PARKED, _UNKNOWN = _PARKED.format(sql.SQL("")), sql.SQL("null")
 _BY_KEYS = sql.SQL(
     "select u.number, row_to_json(_row) as shown "
     "from unnest({arrays}) with ordinality u({asked}, number), lateral ({select} where {same}{group_by}{having}) _row"
@@ -191,7 +195,7 @@ def _by_keys(view: View, table: str, shape: Shape) -> tuple[bytes, bytes]:
         group_by=_group_by(view),
         having=_all_of("having", having),
     )
-    return _LIVE.format(rows).as_bytes(), _LIVE_OR_STOPPED.format(rows).as_bytes()
+    return _texts(rows, _UNKNOWN if shape else _ALL_PARKED)
 
 
 @lru_cache(256)
@@ -217,7 +221,20 @@ def _page(
         having=_all_of("having", _conditions(view, having) + after_too),
         keys=keys,
     )
-    return _LIVE.format(rows).as_bytes(), _LIVE_OR_STOPPED.format(rows).as_bytes()
+    parked = _parked(view, table, before_too) if view.tells_stream else _UNKNOWN
+    return _texts(rows, parked if shape else _ALL_PARKED)
+
+
+def _texts(rows: sql.Composable, parked: sql.Composable) -> tuple[bytes, bytes]:
+    found = _LIVE.format(parked=parked, rows=rows), _LIVE_OR_STOPPED.format(parked=parked, rows=rows)
+    return found[0].as_bytes(), found[1].as_bytes()
+
+
+def _parked(view: View, table: str, allowed: Sequence[sql.Composed]) -> sql.Composed:
+    """How many streams are parked, of those whose rows are allowed."""
+    [key], start = view.key, sql.Literal(len(f"{view.contexts[0]}/") + 1)
+    own = sql.SQL(" and ").join([sql.SQL("{} = substr(k.stream, {})").format(_name(key), start), *allowed])
+    return _PARKED.format(sql.SQL(" and exists (select from {} t where {})").format(sql.Identifier(table), own))
 
 
 def _nulls(filters: Iterable[tuple[str, Any]]) -> tuple[tuple[str, bool], ...]:

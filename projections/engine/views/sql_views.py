@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 from psycopg import errors, sql
 
-from infra.database.connect import Connection
+from infra.database.connect import Connection, who
 from infra.database.roles import settle
 from infra.errors import SamefoldError
 from projections.engine.views.columns import PARTITION
 
 LOCK_TIMEOUT_MS = 100
-GIVE_UP_S = 60.0
+WAIT_S = 60.0
 PAUSE_S = 0.05
 
 
@@ -35,16 +35,16 @@ class _Column(NamedTuple):
 
 
 def replace_sql_view(
-    connection: Connection, view: str, *, without: str | None = None, first: str | None = None
+    connection: Connection, view: str, *, without: str | None = None, first: str | None = None, wait_s: float = WAIT_S
 ) -> None:
     """Make the SQL view over all tables of `view` that are ready, live or old, but `without` a table that will be dropped.
 
     Over the table `first` where the view has no build yet.
 
     It has the newest version's columns; an older table shows NULL for those it lacks. It never blocks readers for long: it waits
-    for the lock 100 ms at a time. Raises ViewInUse when something depends on the SQL view, or it is locked for a minute.
+    for the lock 100 ms at a time. Raises ViewInUse when something depends on the SQL view, or it is locked for so long.
     """
-    deadline = time.monotonic() + GIVE_UP_S
+    deadline = time.monotonic() + wait_s
     while True:
         try:
             with connection.transaction():
@@ -54,8 +54,9 @@ def replace_sql_view(
         except errors.LockNotAvailable as error:
             if time.monotonic() > deadline:
                 raise ViewInUse(
-                    f"The SQL view '{view}' was locked by queries for {GIVE_UP_S:.0f} s.",
-                    "End the long query that reads it, and run the command again.",
+                    f"The SQL view '{view}' was locked for {wait_s:.0f} s by {_lockers(connection, view)}.",
+                    "End what they do (`select pg_terminate_backend(…)`), and run the command again. A table that a rebuild has "
+                    f"finished is kept: `samefold switch {view}` does the rest, and waits longer with `--wait SECONDS`.",
                 ) from error
             time.sleep(PAUSE_S)
         except errors.DependentObjectsStillExist as error:
@@ -81,6 +82,14 @@ def ensure_sql_views(connection: Connection, tables: Mapping[str, str]) -> None:
     for view, table, is_first in found:
         if not all(is_in_sql_view(connection, view, one) for one in (table, "stopped_views")):
             replace_sql_view(connection, view, first=table if is_first else None)
+
+
+def _lockers(connection: Connection, view: str) -> str:
+    found = connection.execute(
+        "select pid from pg_locks where relation = to_regclass(quote_ident(%s)) and granted and pid is not null",
+        (view,),
+    ).fetchall()
+    return who(connection, [pid for (pid,) in found]) or "short queries"
 
 
 def is_in_sql_view(connection: Connection, view: str, table: str) -> bool:

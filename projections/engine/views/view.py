@@ -103,6 +103,11 @@ class View:
         return self.kind in (Kind.JOURNAL, Kind.SNAPSHOT)
 
     @property
+    def tells_stream(self) -> bool:
+        """Whether a row's key is its stream's id."""
+        return self.kind is Kind.ENTITY and self.key_function is None
+
+    @property
     def is_system(self) -> bool:
         return self.kind in (Kind.SNAPSHOT, Kind.OUTCOMES)
 

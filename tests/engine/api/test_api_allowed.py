@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -34,7 +35,7 @@ from infra.testing.fixtures import Samefold
 from infra.testing.waiting import SLOWNESS, until
 from projections.engine.rebuild.rebuild import resume
 from projections.engine.views.core_views import all_views, command_key
-from tests.engine.api.api import Api, Named, appended, everything, fresh, problem
+from tests.engine.api.api import DAY, Api, Named, appended, everything, fresh, problem
 from tests.engine.api.test_api_views import subscribed
 from tests.engine.domain.customers import CUSTOMERS, Register
 from tests.engine.projections.bankviews import stop_as_older_code_would
@@ -227,6 +228,31 @@ def test_a_column_that_is_not_there_lets_nothing_through(api: Api, caplog: pytes
     assert "owner" in caplog.text
 
 
+def test_who_reads_some_rows_is_told_of_parked_streams_among_them_at_most(api: Api, shared_world: Settings) -> None:
+    mine, theirs = opened(api, "ada"), opened(api, "bob")
+    post(api, "ada", mine, "deposit", cents=1)
+    totals, pages = f"/views/daily_totals/{DAY}/deposit", ("/views/balances", "/views/statement", "/views/daily_totals")
+
+    def listed(caller: str) -> dict[str, int | None]:
+        return {one["name"]: one["parked"] for one in get(api, caller, "/views").json()["views"]}
+
+    before = {path: get(api, "ada", path).headers["ETag"] for path in pages}
+    with (
+        parked(shared_world, "balances", f"accounts/{theirs}"),
+        parked(shared_world, "statement", f"accounts/{theirs}"),
+    ):
+        assert [get(api, "tom teller", path).json()["parked"] for path in pages] == [1, 1, 0]
+        assert [get(api, "ada", path).json()["parked"] for path in pages] == [0, None, None]
+        assert {path: get(api, "ada", path).headers["ETag"] for path in pages} == before
+        assert get(api, "bob", "/views/balances").json()["parked"] == 1
+        assert get(api, "tom teller", totals).json()["parked"] == 0
+        assert get(api, "ada", totals).json().get("parked") is None
+        assert (listed("tom teller")["balances"], set(listed("ada").values())) == (1, {None})
+    with parked(shared_world, "balances", f"accounts/{mine}"):
+        assert [get(api, caller, "/views/balances").json()["parked"] for caller in ("ada", "bob")] == [1, 0]
+        assert get(api, "ada", "/views/balances").headers["ETag"] != before["/views/balances"]
+
+
 # live
 
 
@@ -382,19 +408,28 @@ def test_a_command_sent_again_by_its_sender_gets_its_answer(api: Api, shared_wor
 
 
 def test_who_sent_a_command_stands_in_commit_outcome_and_history(
-    api: Api, shared_world: Settings, samefold: Samefold
+    api: Api, shared_world: Settings, samefold: Samefold, tmp_path: Path
 ) -> None:
-    name = opened(api, "ada", key="o1")
+    name, file = opened(api, "ada", key="o1"), tmp_path / "repair.jsonl"
+    stream = f"accounts/{name}"
     post(api, "tom teller", name, "withdraw", "w1", cents=5_000)
     assert api.post(name, "deposit", key="d1", cents=1).status_code == 200
+    problem(post(api, "ada", name, "charge-fee", cents=1), 403, "not-allowed")
+    file.write_text(json.dumps({"stream": stream, "id": "f1", "type": "ChargeFee", "data": {"cents": 1, "on": DAY}}))
+    too_long, accepted = (
+        samefold("send", str(file), "--operator", operator, settings=shared_world) for operator in ("a" * 192, "ann")
+    )
+    assert (too_long.returncode, accepted.returncode) == (1, 0), too_long.stderr + accepted.stderr
+    expected, keys = ["ada", "tom", None, "operator:ann"], ("o1", "w1", "d1", "f1")
+    told = [outcome(api, "tom teller", name, key, Prefer="wait=30").json().get("by") for key in reversed(keys)]
+    assert told[::-1] == expected
     with connect(shared_world, "test") as db:
         query = "select code, by from command_outcomes_v3 where command = %s"
-        keys = [UUID(command_key(f"accounts/{name}", key)) for key in ("o1", "w1", "d1")]
-        found = [db.execute(query, (key,)).fetchone() for key in keys]
-    assert found == [(None, "ada"), ("insufficient-funds", "tom"), (None, None)]
-    told = samefold("history", f"accounts/{name}", "--json", settings=shared_world).stdout
-    lines = [json.loads(line) for line in told.splitlines()]
-    assert [line.get("by") for line in lines] == ["ada", "tom", None]
+        found = [db.execute(query, (UUID(command_key(stream, key)),)).fetchone() for key in keys]
+    assert found == [("insufficient-funds" if by == "tom" else None, by) for by in expected]
+    history = samefold("history", stream, "--json", settings=shared_world).stdout
+    lines = [json.loads(line) for line in history.splitlines()]
+    assert [line.get("by") for line in lines] == expected
     assert "by" not in lines[2], "none, and not null"
-    shown = samefold("history", f"accounts/{name}", settings=shared_world).stdout
-    assert "tom" in shown
+    shown = samefold("history", stream, settings=shared_world).stdout
+    assert "operator:ann" in shown

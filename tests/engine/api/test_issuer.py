@@ -55,6 +55,23 @@ def test_a_good_token_names_its_caller(issuer: Issuer, keys: Keys, algorithm: st
 
 
 @pytest.mark.parametrize(
+    ("typ", "claims"),
+    [
+        ("at+jwt", {}),
+        ("application/AT+JWT", {"nonce": "n"}),
+        ("JWT", {"scp": "access_as_user", "ver": "2.0"}),  # Entra
+        ("JWT", {"typ": "Bearer", "nonce": "n"}),  # Keycloak, before its release 24 with a nonce
+        (None, {"token_use": "access"}),
+        (None, {}),
+    ],
+)
+def test_an_access_token_may_say_so_as_issuers_do(
+    issuer: Issuer, keys: Keys, typ: str | None, claims: dict[str, Any]
+) -> None:
+    assert caller(issuer, keys.token(headers={"typ": typ}, **claims)).subject == "ada"
+
+
+@pytest.mark.parametrize(
     ("path", "claims", "roles"),
     [
         ("realm_access.roles", {"realm_access": {"roles": ["teller"]}}, {"teller"}),
@@ -108,6 +125,14 @@ def of_a_stranger(_: Keys) -> str:
     return Keys(ISSUER, **{"key-RS256": "RS256"}).token("key-RS256")
 
 
+NOT_OF_ACCESS: dict[str, Any] = {
+    "typ": "ID",  # Keycloak
+    "token_use": "id",  # Cognito
+    "nonce": "n-0S6_WzA2Mj",
+    "at_hash": "MTIzNDU2Nzg5MDEyMzQ1Ng",
+    "c_hash": "LDktKdoQak3Pk0cnXxCltA",
+    "events": {"http://schemas.openid.net/event/backchannel-logout": {}},
+}
 BAD: dict[str, tuple[Callable[[Keys], str], str]] = {
     "empty": (lambda _: "", "not a JWT"),
     "a word": (lambda _: "letmein", "not a JWT"),
@@ -137,10 +162,27 @@ BAD: dict[str, tuple[Callable[[Keys], str], str]] = {
         f"without {name}": (partial(Keys.token, **{name: None}), "lacks")  # type: ignore[arg-type]
         for name in ("exp", "iss", "aud", "sub")
     },
+    **{
+        f"the type {typ}": (partial(Keys.token, headers={"typ": typ}), "not an access token")
+        for typ in ("id_token+jwt", "logout+jwt", "dpop+jwt", "secevent+jwt", "application/at+jwtx", 7)
+    },
+    **{
+        f"the claim {name}, as of another kind": (partial(Keys.token, **{name: value}), "not an access token")
+        for name, value in NOT_OF_ACCESS.items()
+    },
     "a subject that is a number": (lambda keys: _signed(keys, sub=7), "not valid"),
     **{
         f"the subject {subject!r}": (partial(Keys.token, sub=subject), "subject")
-        for subject in ("", 'ada"\n2026 INFO', "ada\x1b[2J", "ada\0", "ada\ud800", "ä" * 101, "policy:transfers")
+        for subject in (
+            "",
+            'ada"\n2026 INFO',
+            "ada\x1b[2J",
+            "ada\0",
+            "ada\ud800",
+            "ä" * 101,
+            "policy:transfers",
+            "operator:eve",
+        )
     },
 }
 

@@ -56,10 +56,10 @@ class Bank(NamedTuple):
             Keys(self.world).forget(db, subject)
 
     def wish(self, endpoint: str, body: Any, settings: Settings | None = None) -> str:
-        """A post in the outbox; its id."""
+        """A post; its id."""
         [post] = put(settings or self.world, endpoint, f"customers/{endpoint}", [1])
         with connect(self.world, "test") as db:
-            db.execute("update outbox set body = %s where id = %s", (json.dumps(body, ensure_ascii=False), post))
+            db.execute("update posts set body = %s where id = %s", (json.dumps(body, ensure_ascii=False), post))
         return post
 
     def deposit(self, account: str, purpose: str) -> None:

@@ -482,6 +482,8 @@ def test_topics_are_shown_made_and_checked(empty_world: Settings, samefold: Same
     assert {name: topic["partitions"] for name, topic in made.items()} == {
         world.commands_topic: 4,
         world.events_topic: 4,
+        world.policies_topic: 1,
+        world.public_topic: 4,
     }
     admin = clients.admin(world)
     entry = ConfigEntry("retention.ms", "1000", incremental_operation=AlterConfigOpType.SET)

@@ -17,15 +17,19 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from types import ModuleType
 from typing import Any, TypeAlias
+from unittest.mock import Mock
 
 import pytest
 
 import domain
 from infra.domain_model import contexts as contexts_module
-from infra.domain_model import release_check
+from infra.domain_model import release_check, results
 from infra.domain_model.contexts import BadContext, Context, contexts
 from infra.domain_model.released import read
 from infra.testing.fixtures import Samefold
+from policies.engine import outbox, policy
+from policies.engine.policy import Policy, policy_of
+from policies.engine.public_schema import NothingPublic
 from projections.engine.views import core_views
 from projections.engine.views.core_views import snapshot_view
 from projections.engine.views.view import View, view_of
@@ -115,13 +119,29 @@ class RoomUse(NamedTuple):
 def evolve(row: RoomUse | None, event: Event, at: At) -> RoomUse | None:
     return RoomUse(at.id, (row.events if row else 0) + 1)
 '''
+POLICY = '''"""Who books extras comes again."""
+
+from collections.abc import Iterable
+from datetime import timedelta
+
+from domain.rooms import BookRoom, Event
+from policies.engine import At, Send
+
+VERSION = 1
+
+
+def react(event: Event, at: At) -> Iterable[Send]:
+    if hasattr(event, "extras"):
+        yield Send(at.stream, BookRoom(guest="Ada", nights=1), due=at.time + timedelta(days=1 + len(event.extras)))
+'''
 NEW_VIEW = VIEW.replace("RoomUse", "Stay").replace("How often", "And again: how often")
 DOMAIN, USE, STAYS = "domain/rooms.py", "projections/room_use.py", "projections/stays.py"
+NIGHTS = "policies/nights.py"
 RECORD = "domain/released/rooms.json"
 
 
 class Tree:
-    """A context and a view of a hotel in a folder of their own, beside this code's contexts, and the record of their releases."""
+    """A context, a view and a policy of a hotel in a folder of their own, beside this code's, and the record of their releases."""
 
     def __init__(self, folder: Path, samefold: Samefold, patch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -129,13 +149,16 @@ class Tree:
         self._samefold = samefold
         self._patch = patch
         self._known: dict[str, Context] = {}
-        for name in (RECORD, USE):
+        for name in (RECORD, USE, NIGHTS):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
         patch.setattr(sys, "dont_write_bytecode", True)
         patch.setattr(domain, "__path__", [*domain.__path__, str(folder / "domain")])
         patch.setattr(contexts_module, "read", partial(read, folder=self.record.parent))
         patch.setattr(core_views, "all_views", self.load)
-        patch.setattr(release_check, "contexts", lambda: self._known)
+        patch.setattr(policy, "discover", self.load_policies)
+        patch.setattr(results, "publication", Mock(side_effect=NothingPublic("There is none.", "")))
+        for module in (release_check, outbox, policy):
+            patch.setattr(module, "contexts", lambda: self._known)
         for function in (release_check.check, release_check.release):
             patch.setattr(function, "__defaults__", (None, self.record.parent))
 
@@ -145,12 +168,18 @@ class Tree:
         importlib.invalidate_caches()
         self._known = {name: one for name, one in contexts.__wrapped__().items() if name == "rooms"}
         views = list(map(snapshot_view, self._known.values()))
-        for file in self.folder.glob("projections/*.py"):
-            module = ModuleType(f"projections.{file.stem}")
+        views += [view_of(module, self._known.values()) for module in self._modules("projections")]
+        return {view.name: view for view in views}
+
+    def load_policies(self) -> dict[str, Policy]:
+        return {module.__name__.rpartition(".")[2]: policy_of(module) for module in self._modules("policies")}
+
+    def _modules(self, folder: str) -> Iterator[ModuleType]:
+        for file in self.folder.glob(f"{folder}/*.py"):
+            module = ModuleType(f"{folder}.{file.stem}")
             self._patch.setitem(sys.modules, module.__name__, module)
             exec(file.read_text(), vars(module))
-            views.append(view_of(module, self._known.values()))
-        return {view.name: view for view in views}
+            yield module
 
     def samefold(self, *words: str, code: int = 0) -> CompletedProcess[str]:
         done = copy_context().run(self._samefold, *words)  # it says that the upcasters need not be tried
@@ -189,6 +218,7 @@ def hotel(tmp_path: Path, samefold: Samefold, monkeypatch: pytest.MonkeyPatch) -
     made = Tree(tmp_path / "hotel", samefold, monkeypatch)
     made.write(DOMAIN, ("", ROOMS))
     made.write(USE, ("", VIEW))
+    made.write(NIGHTS, ("", POLICY))
     if not released:
         assert "Wrote domain/released/rooms.json" in made.samefold("events", "release").stdout
         released.append(made.record.read_text())
@@ -251,7 +281,8 @@ def class_line(tree: Tree, said: str) -> None:
 
 
 def raised(tree: Tree, said: str) -> None:
-    [(name, file, number)] = set(re.findall(r"Raise (\w+) in (\S+\.py) to (\d+); then `samefold db revision", said))
+    then = "(?:db revision|policies switch nights)"
+    [(name, file, number)] = set(re.findall(rf"Raise (\w+) in (\S+\.py) to (\d+); then `samefold {then}`", said))
     text = (tree.folder / file).read_text()
     (tree.folder / file).write_text(re.sub(rf"^{name} = \d+", f"{name} = {number}", text, count=1, flags=re.MULTILINE))
 
@@ -267,6 +298,7 @@ def restored(tree: Tree, said: str) -> None:
     assert re.search(r"Restore the (class|file)", said)
     (tree.folder / DOMAIN).write_text(ROOMS)
     (tree.folder / USE).write_text(VIEW)
+    (tree.folder / NIGHTS).write_text(POLICY)
 
 
 @dataclass(frozen=True)
@@ -400,8 +432,37 @@ CASES = {
     ),
     "another evolve": Case(
         [("state.times + 1", "state.times + 2")],
-        "rooms.RoomBooked: `evolve` makes another state of a body of it than the release did",
+        "view streams_rooms: it makes something else of RoomBooked than the release did",
         raised,
+    ),
+    "another evolve, of later events only": Case(
+        [("isinstance(event, RoomBooked), ", "isinstance(event, RoomBooked) or state.times > 3, ")],
+        "view streams_rooms: it makes something else of RoomFreed than the release did",
+        raised,
+    ),
+    "a view that folds one event otherwise": Case(
+        [("+ 1)", "+ (1 if hasattr(event, 'nights') else 2))")],
+        "view room_use: it makes something else of RoomFreed than the release did",
+        raised,
+        USE,
+    ),
+    "a view that stops where it did not": Case(
+        [("+ 1)", "+ (1 if hasattr(event, 'nights') else 1 // 0))")],
+        "view room_use: it makes something else of RoomFreed than the release did",
+        raised,
+        USE,
+    ),
+    "a policy that wishes otherwise": Case(
+        [("days=1", "hours=1")],
+        "policy nights: it makes something else of RoomBooked than the release did",
+        raised,
+        NIGHTS,
+    ),
+    "a policy that reacts to another event, too": Case(
+        [('if hasattr(event, "extras")', "if True"), ("event.extras", "getattr(event, 'extras', ())")],
+        "policy nights: it makes something else of RoomFreed than the release did",
+        raised,
+        NIGHTS,
     ),
     "a view's columns": Case(
         [("    events: int\n", "    uses: int\n")], "view room_use: it has other columns", raised, USE
@@ -439,7 +500,7 @@ def test_a_plain_time_that_was_released_may_stay_and_may_become_a_moment(hotel: 
 
 
 def test_a_context_removed(hotel: Tree) -> None:
-    for name in (DOMAIN, USE):
+    for name in (DOMAIN, USE, NIGHTS):
         (hotel.folder / name).unlink()
     said = hotel.check(code=1)
     assert "domain/rooms.py: its events were released: RoomBooked, RoomFreed" in said
@@ -571,6 +632,12 @@ ALLOWED = {
         tables("room_use"),
         USE,
     ),
+    "a policy's version": Allowed(
+        [("VERSION = 1", "VERSION = 2"), ("days=1", "hours=1")],
+        ["policy nights is at version 2"],
+        [RELEASE, "the processes of this release, in any order", "samefold policies switch nights"],
+        NIGHTS,
+    ),
     "a state's version": Allowed(
         [("STATE_VERSION = 1", "STATE_VERSION = 2"), ("state.times + 1", "state.times + 2")],
         ["view streams_rooms is at version 2"],
@@ -590,6 +657,27 @@ def test_what_is_allowed_is_named_with_what_its_deployment_needs(hotel: Tree, ca
     assert places == sorted(places)
     hotel.samefold("events", "release")
     assert hotel.check() == "Everything is as it was released.\n"
+
+
+def test_a_record_of_before_gets_the_results_with_the_next_release(hotel: Tree) -> None:
+    record = json.loads(hotel.record.read_text())
+    del record["views"]["policy_nights"]
+    for view in record["views"].values():
+        del view["results"]
+    record["events"]["RoomFreed"]["1"]["golden"][0]["state"] = {"taken": False, "times": 1}
+    hotel.record.write_text(json.dumps(record))
+    hotel.write(USE, ("+ 1)", "+ 2)"))
+    report = hotel.report()
+    assert report["news"] == [
+        "what states, views and policies make of events is not in the record yet",
+        "policy nights is not in the record yet",
+    ]
+    assert report["steps"] == [RELEASE, "the processes of this release, in any order"]
+    hotel.samefold("events", "release")
+    assert hotel.check() == "Everything is as it was released.\n"
+    assert '"state"' not in hotel.record.read_text()
+    hotel.write(USE, ("+ 2)", "+ 1)"))
+    hotel.check(code=1)
 
 
 def test_a_view_that_is_gone_needs_a_switch_but_no_table(hotel: Tree) -> None:

@@ -4,18 +4,39 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, TypeVar
 from uuid import UUID
 
 import msgspec
 import pytest
 from hypothesis import given
-from pydantic import AfterValidator, BaseModel, Field, StringConstraints, TypeAdapter, ValidationError
-from typing_extensions import TypeAliasType
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    GetPydanticSchema,
+    Json,
+    OnErrorOmit,
+    SkipValidation,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+    WrapValidator,
+    computed_field,
+    field_validator,
+    model_validator,
+)
+from pydantic.json_schema import SkipJsonSchema
+from pydantic_core import core_schema
+from typing_extensions import TypeAliasType, TypedDict
 
+from commands import client
 from commands.decision import Versioned, decide
 from commands.intake import Intake, fingerprint_of, receive, validator
 from commands.sealing import NotSealed, Unsealed, holds_token
@@ -26,6 +47,7 @@ from infra.log.records import Command, Commit, Record, encode
 from infra.personal import tokens
 from infra.personal.fields import is_personal, sealed_validator, subject_field
 from infra.personal.keys import DataKey
+from infra.settings import Settings
 from infra.testing.facts import facts
 from policies.engine import outbox
 from policies.engine.policy import Policy, Send
@@ -55,9 +77,9 @@ def sealed(given: Command, key: DataKey = KEY) -> Command:
     return Unsealed(given, CUSTOMERS.commands[given.type]).sealed(key)
 
 
-def kind_of(one: Any, *default: Any, **others: Any) -> type:
-    """A command with a field of this type, with a default or none, and others."""
-    names: dict[str, Any] = {"__annotations__": {"one": one, **others}}
+def kind_of(one: Any, *default: Any, check: Any = None, **others: Any) -> type:
+    """A command with a field of this type, with a default or none, others, and a validator of the class."""
+    names: dict[str, Any] = {"__module__": __name__, "__annotations__": {"one": one, **others}, "check": check}
     return fact(type("Kind", (), names | ({"one": default[0]} if default else {})))
 
 
@@ -131,12 +153,7 @@ def test_what_pydantic_makes_of_a_text_is_what_is_sealed() -> None:
 
 @pytest.mark.parametrize(
     ("member", "around"),
-    [
-        ("alias", Field(validation_alias="alias", serialization_alias="other")),
-        ("one", AfterValidator(str.upper)),
-        ("one", AfterValidator(str.lower)),
-        ("one", Field(exclude=True)),
-    ],
+    [("alias", Field(validation_alias="alias", serialization_alias="other")), ("one", Field(exclude=True))],
 )
 def test_a_value_that_can_not_be_found_in_the_body_is_never_left_there_as_plain_text(member: str, around: Any) -> None:
     kind = kind_of(Annotated[Personal[Text], around])
@@ -279,6 +296,131 @@ def test_a_subject_is_found_under_any_name_of_its_type() -> None:
     assert Unsealed(command("Rename", {"of": "ada", "default": "Ada"}), Rename).subject == "ada"
 
 
+Name: Any = Personal[Text]
+T = TypeVar("T")
+
+
+@fact
+class Node:
+    name: Name
+    below: Node | None = None
+
+
+@fact
+class Box(Generic[T]):
+    value: T
+
+
+@fact
+class Named:
+    """One of two, which a field tells apart."""
+
+    kind: Literal["named"]
+    name: Name
+
+
+@fact
+class Numbered:
+    kind: Literal["numbered"]
+    number: int
+
+
+class Pair(NamedTuple):
+    number: int
+    name: Name
+
+
+class Members(TypedDict):
+    type: Name
+
+
+FORMS: list[tuple[Any, Any]] = [
+    (TypeAliasType("Alias", Name), "Ada"),
+    (TypeAliasType("Quoted", "list[Name]"), ["Ada"]),
+    (NewType("New", Name), "Ada"),
+    (Annotated[Name, Field(description="Who it is")], "Ada"),
+    (Annotated[tuple[Name, ...], Field(max_length=3), AfterValidator(tuple)], ["Ada"]),
+    (Sequence[Name], ["Ada"]),
+    (Mapping[str, dict[int, Name | None]], {"a": {"1": "Ada"}}),
+    (Annotated[Named | Numbered, Field(discriminator="kind")], {"kind": "named", "name": "Ada"}),
+    (tuple[Node | None, ...], [{"name": "Ada", "below": {"name": "Ada"}}]),
+    (Box[Name], {"value": "Ada"}),
+    (Pair, [1, "Ada"]),
+    (Members, {"type": "Ada"}),
+]
+
+
+@pytest.mark.parametrize(("form", "value"), FORMS)
+def test_a_personal_text_is_found_and_sealed_in_whatever_form_it_is_declared(form: Any, value: Any) -> None:
+    kind = kind_of(form)
+    context_with(kind)
+    body = bytes(Unsealed(command("Kind", {"one": value}), kind).sealed(KEY).data)
+    assert b"Ada" not in body
+    assert json.loads(tokens.opened(body, KEYS)) == {"one": value}
+
+
+def copied(self: Any) -> Any:
+    """A validator that copies a value to a field beside it."""
+    object.__setattr__(self, "beside", self.one)
+    return self
+
+
+def in_words(self: Any) -> Any:
+    object.__setattr__(self, "beside", f"{self.one}, of course")
+    return self
+
+
+def refused(self: Any) -> Any:
+    raise ValueError(f"{self.one} is nobody")
+
+
+def broken(text: str) -> str:
+    raise KeyError(text)
+
+
+COMPUTED: Any = computed_field(return_type=str)(property(lambda self: self.one))
+COPIES: list[dict[str, Any]] = [
+    {"check": model_validator(mode="after")(copied)},
+    {"check": model_validator(mode="after")(in_words)},
+    {"check": model_validator(mode="after")(refused)},
+    {"check": field_validator("beside")(classmethod(lambda _cls, _value, info: info.data["one"]))},
+    {"computed": COMPUTED},
+    {"__post_init__": in_words},
+    {"__post_init__": refused},
+]
+
+
+@pytest.mark.parametrize("more", COPIES)
+def test_what_a_class_makes_of_its_own_values_is_sealed_or_refused(more: dict[str, Any]) -> None:
+    names = {"__annotations__": {"one": Name, "beside": str}, "beside": "", **more}
+    kind: Any = fact(type("Kind", (), names))
+    context_with(kind)
+    for body in ({"one": "Ada"}, {"one": "Ada", "beside": "x"}):
+        try:
+            found = bytes(Unsealed(command("Kind", body), kind).sealed(KEY).data)
+        except ValidationError as error:
+            found = str(error.errors(include_url=False, include_input=False)).encode()
+        assert b"Ada" not in found
+
+
+def test_a_text_that_its_checks_make_another_type_of_is_refused_by_name() -> None:
+    kind = kind_of(Personal[Annotated[str, AfterValidator(date.fromisoformat)]])
+    with pytest.raises(ValidationError, match="a personal text stays a text"):
+        Unsealed(command("Kind", {"one": "2000-01-01"}), kind)
+
+
+def test_a_defect_in_a_command_s_checks_is_told_by_samefold_send_without_the_value(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    context = context_with(kind_of(Personal[Annotated[str, AfterValidator(broken)]]))
+    monkeypatch.setattr(client, "contexts", lambda: {"things": context})
+    monkeypatch.setattr(client, "has_personal_fields", lambda: True)
+    sent = command("Kind", {"one": "Ada"}, stream="things/1")
+    with pytest.raises(client.BadCommandLine, match="the checks or upcasters of Kind failed with KeyError") as refusal:
+        client.sealed(Settings(), {1: sent}, tmp_path)
+    assert "Ada" not in str(refusal.value)
+
+
 def test_the_pattern_is_that_of_tokens() -> None:
     assert TOKEN.pattern == tokens._TOKEN.pattern
 
@@ -298,7 +440,6 @@ def context_with(kind: type) -> Context:
     return Context("things", {kind.__name__: kind}, {}, Nothing, 1, lambda _c, _s: [], lambda state, _: state)
 
 
-Name: Any = Personal[Text]
 Address: Any = customers.Address
 
 
@@ -329,6 +470,7 @@ class Parts:
     others: frozenset[customers.Address]
 
 
+SKIPPED: Any = SkipJsonSchema
 REFUSED: list[tuple[str, Any]] = [
     ("field, one, that is personal, but no text", Personal[int]),
     ("no text", Personal[UUID]),
@@ -339,6 +481,7 @@ REFUSED: list[tuple[str, Any]] = [
     ("unknown ones", Open),
     ("within one", SubjectId | None),
     ("many people", Annotated[SubjectId, PersonalText()]),
+    ("SubjectId, one, that .* hides", Annotated[SubjectId, SKIPPED()]),
     ("union", Name | str),  # a name that is too long for the one would pass as the other
     ("union", tuple[Name | Any, ...]),
     ("union", Name | bytes),
@@ -349,7 +492,38 @@ REFUSED: list[tuple[str, Any]] = [
     ("union", Address | Plain),
     ("union", Address | dict[str, str]),
 ]
+ERRORS_OMITTED: Any = OnErrorOmit
+AS_JSON: Any = Json
+SWALLOWS: Any = WrapValidator(lambda value, check: check(value))
+HIDDEN: list[Any] = [
+    Annotated[Text, PersonalText(), WithJsonSchema({"type": "string"})],
+    Annotated[Name, Field(json_schema_extra={"x-personal": False})],
+    Annotated[Name, SKIPPED()] | None,
+    tuple[Name, Annotated[Name, WithJsonSchema({"type": "string"})]],
+    Annotated[tuple[Address, ...], WithJsonSchema({"type": "array"})],
+    Annotated[Name, SkipValidation],
+    Annotated[Name, GetPydanticSchema(lambda _kind, _handler: core_schema.str_schema())],
+    list[ERRORS_OMITTED[Name]],
+    AS_JSON[Name],
+    Annotated[Name, BeforeValidator(str)],
+    Annotated[Name, SWALLOWS],
+    Annotated[dict[str, Name], SWALLOWS],
+    Annotated[Name, AfterValidator(str.upper)],
+    Annotated[Text, PersonalText(), Field(max_length=50)],
+]
+"""What hides the mark, has the plain text before it is sealed, or checks the token instead of it."""
+SAME: Any = classmethod(lambda _cls, value: value)
+SAME_AFTER: Any = classmethod(lambda _cls, value, check: check(value))
+CHECKS: list[Any] = [
+    model_validator(mode="before")(SAME),
+    model_validator(mode="wrap")(SAME_AFTER),
+    field_validator("one", mode="before")(SAME),
+    field_validator("one")(SAME),
+]
 UNSEALED = [
+    *(("plain text could stay", kind_of(kind)) for kind in HIDDEN),
+    *(("plain text could stay", kind_of(Name, check=check)) for check in CHECKS),
+    ("plain text could stay", kind_of(Annotated[str, Field(json_schema_extra={"x-personal": True})])),
     ("default", kind_of(Personal[str], "nobody")),
     ("default", kind_of(tuple[Address, ...], field(default_factory=lambda: (Address(street="x"),)))),
     ("two subjects", kind_of(SubjectId, other=SubjectId, name=Personal[str])),

@@ -34,12 +34,18 @@ def test_a_session_has_its_timeouts_its_name_and_utc(world: Settings) -> None:
         update={"statement_timeout_ms": 1234, "lock_timeout_ms": 567, "idle_in_transaction_timeout_ms": 8901}
     )
     shown = {
+        "transaction_timeout": "0",
+        "idle_session_timeout": "0",
         "statement_timeout": "1234ms",
         "lock_timeout": "567ms",
         "idle_in_transaction_session_timeout": "8901ms",
         "application_name": "somebody",
         "timezone": "UTC",
     }
+    with connect(world, "test") as db:  # neither a database's defaults nor a role's count
+        for name in shown:
+            if name.endswith("_timeout"):
+                db.execute(f"alter database {db.info.dbname} set {name} = '1h'".encode())
     with connect(settings, "somebody") as db:
         assert {name: db.execute(f"show {name}".encode()).fetchone() for name in shown} == {
             name: (value,) for name, value in shown.items()

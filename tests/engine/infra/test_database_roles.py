@@ -12,9 +12,8 @@ from pathlib import Path
 import psycopg
 import pytest
 from psycopg import errors, sql
-from psycopg_pool import ConnectionPool
 
-from infra.database.connect import DatabaseRefused, connect, parameters
+from infra.database.connect import DatabaseRefused, connect
 from infra.database.migrate import upgrade
 from infra.dev.stack import Stack
 from infra.log import topics
@@ -24,11 +23,11 @@ from infra.testing.fixtures import ROOT, Samefold
 from projections.engine.live.startup import Contract, ensure_started
 from projections.engine.rebuild.build_locks import builder, claim, end_builders
 from projections.engine.rebuild.dropping import drop_tables, droppable
-from projections.engine.rebuild.rebuild import rebuild, resume
+from projections.engine.rebuild.rebuild import go_to, rebuild, resume
 from projections.engine.store.command_types import make_types_live
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import agent_views
-from projections.engine.views.sql_views import replace_sql_view
+from projections.engine.views.sql_views import ViewInUse, replace_sql_view
 from tests.engine.bookkeeper import Bookkeeper, fold_all
 from tests.engine.infra.role_worlds import RoleWorld, role_world
 from tests.engine.projections.bankviews import live_table, stop_as_older_code_would
@@ -76,6 +75,9 @@ command_types         agent policy handler api    agent handler        -        
 event_types           agent handler               agent                -             -
 activations           agent policy api            policy               policy        -
 outbox                policy                      policy               policy        policy
+relay_leases          policy                      policy               policy        policy
+posts                 policy                      policy               policy        policy
+lanes                 policy                      policy               policy        policy
 personal_keys         policy api                  policy api           -             -
 forgotten_subjects    policy api                  policy api           -             -
 keys_position         policy api                  policy api           -             -
@@ -89,8 +91,10 @@ BY_COLUMN = {
     ("handler", "select from positions for update"): True,
     ("handler", "update positions set next_offset = 0"): False,
     ("handler", "update positions set epoch = 0, generation = generation"): False,
-    ("api", "select policy, kind, dead, due, wished_at, sent_at from outbox"): True,
+    ("api", "select policy, kind, stream, dead, due, wished_at, sent_at from outbox"): True,
     ("api", "select id, table_name from builds"): True,
+    ("api", "select policy, dead, wished_at from posts"): True,
+    ("api", "select body from posts"): False,
     ("api", "select body from outbox"): False,
     ("api", "select then_body from outbox"): False,
     ("api", "update personal_keys set wrapped = null, master = ''"): True,
@@ -220,19 +224,17 @@ def test_others_do_not_get_in(shared: RoleWorld) -> None:
 
 @pytest.mark.parametrize("role", ["migrator", "operator"])
 def test_operators_are_the_owner_from_login_on(shared: RoleWorld, role: str) -> None:
-    """With the options that sessions begin with, in pools, and after a pooler has reset the session."""
+    """With all that sessions begin with, and after a pooler has reset the session."""
     owner = shared.role("owner")
-    session = parameters(shared.of(role), "test", short_transactions=True, by_key=True)
-    with ConnectionPool(session.pop("conninfo"), kwargs=session, min_size=1, max_size=1) as pool:
+    with connect(shared.of(role), "test", short_transactions=True, by_key=True) as db:
         for reset in ("", "discard all", "reset all", "reset role"):
-            with pool.connection() as db:
-                if reset:
-                    db.execute(reset.encode())
-                assert db.execute("select current_user, session_user").fetchone() == (owner, shared.role(role))
-                with db.transaction(force_rollback=True):
-                    db.execute("create table made (a int)")
-                    [made] = db.execute("select tableowner from pg_tables where tablename = 'made'")
-                    assert made == (owner,)
+            if reset:
+                db.execute(reset.encode())
+            assert db.execute("select current_user, session_user").fetchone() == (owner, shared.role(role))
+            with db.transaction(force_rollback=True):
+                db.execute("create table made (a int)")
+                [made] = db.execute("select tableowner from pg_tables where tablename = 'made'")
+                assert made == (owner,)
 
 
 # ── what comes later has the same owner and rights ──
@@ -289,6 +291,20 @@ def test_what_rebuilds_make_has_the_owner_and_the_rights_of_its_name(
     [table] = re.findall(r"balances_v2_asof_\d+", done.stdout)[:1]
     assert may(place, "reader", f"select * from {table}", unlocked=False)
     assert not may(place, "api", f"select * from {table}")
+
+
+def test_an_operator_sees_who_locks_a_sql_view_and_since_when_if_he_may(place: RoleWorld) -> None:
+    """PostgreSQL hides what other roles' sessions do, unless the login role has been granted to see it."""
+    set_up(place.admin)
+    with place.connected("reader") as reader, place.connected() as admin:
+        reader.execute("begin")
+        reader.execute("select count(*) from balances")
+        who = f"session {reader.info.backend_pid} (test, user {place.role('reader')}"
+        with pytest.raises(ViewInUse, match=re.escape(f"{who}).")):
+            rebuild(place.of("operator"), ["balances"], agent_views("core"), processes=1, wait_s=0)
+        admin.execute(sql.SQL("grant pg_read_all_stats to {}").format(sql.Identifier(place.role("operator"))))
+        with pytest.raises(ViewInUse, match=re.escape(f"{who}, idle in transaction since ")):
+            go_to(place.of("operator"), ["balances"], agent_views("core"), wait_s=0)
 
 
 def test_a_first_start_is_an_agents_and_makes_nothing(place: RoleWorld, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,14 +16,14 @@ import msgspec
 import pytest
 
 from commands.intake import fingerprint_of
-from domain.accounts import ChargeFee, Deposit, MoneyDeposited, MoneyWithdrawn, OpenAccount, Withdraw
+from domain.accounts import BalanceTooLarge, ChargeFee, Deposit, MoneyDeposited, MoneyWithdrawn, OpenAccount, Withdraw
 from domain.transfers import FailTransfer, TransferRequested
 from infra.database.connect import Connection, connect
 from infra.log import topics
 from infra.log.records import Command, Commit, EventRecord, Reason
 from infra.log.rule import START, Counted, Reading
 from infra.settings import Settings
-from policies.engine.operate import NotDead, retry
+from policies.engine.operate import NotDead, Which, drop, retry
 from policies.engine.outbox import MOST_DEPTH, MOST_WISHES, id_of, view_of
 from policies.engine.policy import Policy, Post, Send
 from projections.engine.fold.errors import PoisonEvent
@@ -110,6 +110,9 @@ class Agent:
         """The outbox by id."""
         return {row["id"]: row for (row,) in self.db.execute("select to_jsonb(o) from outbox o order by id")}
 
+    def posts(self) -> dict[str, dict[str, Any]]:
+        return {row["id"]: row for (row,) in self.db.execute("select to_jsonb(p) from posts p order by id")}
+
     def dead(self) -> dict[str, str]:
         """Why the outbox's rows are dead letters, by id."""
         return {ident: (row["dead"] or "").partition(":")[0] for ident, row in self.rows().items()}
@@ -125,7 +128,7 @@ def make(shared_world: Settings) -> Iterator[Make]:
     with connect(shared_world, "test") as db:
         prepare(db)
         check_contract(db, Contract.of(events))
-        db.execute("delete from outbox")
+        db.execute("truncate outbox, posts, lanes")
         db.execute("delete from parked")
         at = dict.fromkeys(range(8), START._replace(next_offset=1, epoch=0))
         set_generation(db, shared_world.events_topic, {"policy_saving": at}, "test")
@@ -162,6 +165,120 @@ def test_a_refused_wish_becomes_its_otherwise(agent: Agent) -> None:
     agent.apply({0: deposited(), 1: REFUSED})
     [otherwise] = agent.rows().values()
     assert (otherwise["id"], otherwise["type"]) == (f"{WISH}~otherwise", "ChargeFee")
+
+
+def plainly(event: MoneyDeposited, at: At) -> Iterator[Send]:
+    """It expects that the savings are full, and no other rejection."""
+    deposit = Deposit(cents=1, on=event.on)
+    yield Send("accounts/savings", deposit, then=Withdraw(cents=1, on=event.on), ignore=(BalanceTooLarge,))
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=str)
+@pytest.mark.parametrize("code", ["account-is-closed", "failed", "malformed", "too-large", "too-slow"])
+def test_a_rejection_that_nobody_expects_is_a_dead_letter_and_its_retry_goes_on_from_there(
+    make: Make, caplog: pytest.LogCaptureFixture, code: str, order: tuple[int, int]
+) -> None:
+    agent, rejected = make(policy(plainly)), outcome(WISH, "accounts/savings", Deposit(cents=1, on=DAY), code)
+    for number in order:
+        agent.apply({number: (deposited(), rejected)[number]})
+    [dead] = agent.rows().values()
+    assert (dead["id"], dead["dead"], dead["stream"]) == (WISH, f"refused: {code}", "accounts/a")
+    assert f"command {WISH} that accounts/a wished is a dead letter: refused: {code}" in caplog.text
+    retry(agent.world, Which(ids=[WISH]))
+    [once_more] = agent.rows().values()
+    assert (once_more["id"], once_more["dead"], once_more["outcome"]) == (f"{WISH}~again", None, None)
+    assert (once_more["body"], once_more["wished_at"]) == (dead["body"], dead["wished_at"])
+    agent.apply({1: outcome(f"{WISH}~again", "accounts/savings", Deposit(cents=1, on=DAY), code)})
+    retry(agent.world, Which(ids=[f"{WISH}~again"]))
+    agent.apply({1: outcome(f"{WISH}~again2", "accounts/savings", Deposit(cents=1, on=DAY))})
+    assert list(agent.rows()) == [f"{WISH}~again2~then"]
+
+
+def test_an_expected_rejection_ends_the_wish_and_what_follows_it(make: Make) -> None:
+    agent, full = make(policy(plainly)), BalanceTooLarge.code
+    second = id_of("saving", "accounts/a", 2, 0)
+    agent.apply({0: [deposited(), deposited(2)]})
+    agent.apply({1: [outcome(WISH, "accounts/savings", Deposit(cents=1, on=DAY), full)]})
+    agent.apply({1: [outcome(second, "accounts/savings", Deposit(cents=1, on=DAY))]})
+    assert list(agent.rows()) == [f"{second}~then"]
+    agent.apply({0: outcome(f"{second}~then", "accounts/a", Withdraw(cents=1, on=DAY), full)})
+    assert agent.rows() == {}
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)], ids=str)
+def test_a_follow_up_that_is_rejected_is_a_dead_letter(agent: Agent, order: tuple[int, ...]) -> None:
+    refused_then = outcome(f"{WISH}~then", "accounts/a", Withdraw(cents=1, on=DAY), "insufficient-funds")
+    for number in order:
+        agent.apply({number: [deposited(), DEPOSIT, refused_then][number]})
+    assert agent.dead() == {f"{WISH}~then": "refused"}
+
+
+def test_a_command_that_was_sent_again_before_the_database_was_restored_meets_its_outcome(make: Make) -> None:
+    """Its wish is made again, its rejection is met again; when an operator sends it again, the answer is there."""
+    agent = make(policy(plainly))
+    agent.apply({0: deposited()})
+    agent.apply({1: [REFUSED, outcome(f"{WISH}~again", "accounts/savings", Deposit(cents=1, on=DAY))]})
+    assert {ident: row["dead"] for ident, row in agent.rows().items()} == {
+        WISH: "refused: account-is-closed",
+        f"{WISH}~again": None,
+    }
+    retry(agent.world, Which(ids=[WISH]))
+    assert list(agent.rows()) == [f"{WISH}~again~then"]
+
+
+GUARD = timedelta(days=2)
+
+
+def guarded(event: MoneyDeposited, at: At) -> Iterator[Send]:
+    """Two days after all that it leads to, a fee."""
+    [wish] = saving(event, at)
+    assert isinstance(wish, Send)
+    yield replace(wish, later=ChargeFee(cents=2, on=event.on), after=GUARD)
+
+
+@pytest.mark.parametrize("way", ["then", "otherwise"])
+def test_a_later_command_waits_for_the_last_answer_and_counts_from_there(make: Make, way: str) -> None:
+    """However old the event is: here, some years."""
+    agent = make(policy(guarded))
+    agent.apply({0: deposited(depth=MOST_DEPTH - 2)})
+    agent.apply({1: DEPOSIT if way == "then" else REFUSED})
+    assert list(agent.rows()) == [f"{WISH}~{way}"]
+    command: Any = Withdraw(cents=1, on=DAY) if way == "then" else ChargeFee(cents=7, on=DAY)
+    agent.apply({0: outcome(f"{WISH}~{way}", "accounts/a", command, depth=MOST_DEPTH)})
+    [later] = agent.rows().values()
+    assert (later["id"], later["target"], later["type"]) == (f"{WISH}~{way}~later", "accounts/a", "ChargeFee")
+    assert (later["depth"], later["dead"], json.loads(later["body"])["cents"]) == (0, None, 2)
+    [(left,)] = agent.db.execute("select due - now() from outbox")
+    assert GUARD - timedelta(hours=1) < left <= GUARD
+    agent.apply({0: outcome(later["id"], "accounts/a", ChargeFee(cents=2, on=DAY))})
+    assert agent.rows() == {}
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4))), ids=str)
+def test_whatever_is_read_first_a_later_command_ends_the_same(make: Make, order: tuple[int, ...]) -> None:
+    agent = make(policy(guarded))
+    later = outcome(f"{WISH}~then~later", "accounts/a", ChargeFee(cents=2, on=DAY))
+    for number in order:
+        agent.apply({number: [deposited(), DEPOSIT, THEN, later][number]})
+    assert agent.rows() == {}
+
+
+def test_a_later_command_without_another_one_waits_for_the_answer_itself(make: Make) -> None:
+    send = Send("accounts/b", Deposit(cents=1, on=DAY), later=ChargeFee(cents=2, on=DAY), after=timedelta())
+    agent = make(policy(once(send)))
+    agent.apply({0: deposited()})
+    agent.apply({1: outcome(WISH, "accounts/b", Deposit(cents=1, on=DAY), depth=7)})
+    [later] = agent.rows().values()
+    assert (later["id"], later["depth"]) == (f"{WISH}~later", 8), "at once, it would let a cycle run for ever"
+
+
+@pytest.mark.parametrize("answer", [DEPOSIT, REFUSED], ids=["accepted", "refused"])
+def test_a_wish_that_was_dropped_after_it_was_sent_ends_with_its_outcome(agent: Agent, answer: Commit) -> None:
+    agent.apply({0: deposited()})
+    drop(agent.world, Which(ids=[WISH]))
+    assert [row["kind"] for row in agent.rows().values()] == ["dropped"]
+    agent.apply({1: answer})
+    assert agent.rows() == {}, "neither a follow-up nor an outcome that waits for its wish"
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
@@ -243,6 +360,18 @@ def test_a_chain_that_is_too_long_is_a_dead_letter(agent: Agent) -> None:
     assert agent.dead() == {f"{WISH}~then": "too-deep", id_of("saving", "accounts/a", 2, 0): "too-deep"}
 
 
+@pytest.mark.parametrize("due_in_ms", [-60_000, 0, 999])
+def test_a_timer_that_is_due_at_once_goes_on_with_the_chain(make: Make, due_in_ms: int) -> None:
+    def at_once(event: MoneyDeposited, at: At) -> Iterator[Send]:
+        due = at.time + timedelta(milliseconds=due_in_ms)
+        yield Send("accounts/b", Deposit(cents=1, on=event.on), due=due)
+
+    agent = make(policy(at_once))
+    agent.apply({0: [deposited(depth=MOST_DEPTH - 1), deposited(2, depth=MOST_DEPTH)]})
+    assert [(row["depth"], bool(row["dead"])) for row in agent.rows().values() if row["version"] == 1] == [(50, False)]
+    assert agent.dead()[id_of("saving", "accounts/a", 2, 0)] == "too-deep"
+
+
 def test_a_timer_begins_a_new_chain(make: Make) -> None:
     def later(event: MoneyDeposited, at: At) -> Iterator[Send]:
         yield Send("accounts/b", Deposit(cents=1, on=event.on), due=at.time + timedelta(days=30))
@@ -257,8 +386,9 @@ def test_a_timer_begins_a_new_chain(make: Make) -> None:
 def test_a_post_is_a_row_without_an_outcome(make: Make) -> None:
     agent = make(policy(once(Post("ledger", {"cents": 5}))))
     agent.apply({0: deposited()})
-    [post] = agent.rows().values()
-    assert (post["kind"], post["target"], json.loads(post["body"])) == ("post", "ledger", {"cents": 5})
+    [post] = agent.posts().values()
+    assert (post["endpoint"], json.loads(post["body"])) == ("ledger", {"cents": 5})
+    assert agent.rows() == {}
 
 
 NUMBERS = count()
@@ -295,6 +425,11 @@ BAD = {
     "an event": (once(Send("accounts/b", MoneyDeposited(cents=1, on=DAY))), "no command of 'accounts'"),
     "a foreign then": (once(Send("accounts/b", OpenAccount(overdraft_limit=0, on=DAY), then=7)), "sends a int"),
     "naive due": (once(Send("accounts/b", Deposit(cents=1, on=DAY), due=datetime(2026, 1, 1))), "time zone"),  # noqa: DTZ001
+    "later, but when?": (
+        once(Send("accounts/b", Deposit(cents=1, on=DAY), later=ChargeFee(cents=1, on=DAY))),
+        "`after`",
+    ),
+    "ignores a code": (once(Send("accounts/b", Deposit(cents=1, on=DAY), ignore=("full",))), "not 'full'"),  # type: ignore[arg-type]
     "no wish": (once("hello"), "neither a Send nor a Post"),
     "no JSON": (once(Post("ledger", object())), "object"),
 }
@@ -312,6 +447,7 @@ def test_what_can_not_be_sent_whatever_the_values_stops_the_policy_by_name(make:
 
 
 EMOJI = "\N{GRINNING FACE}" * 60
+LATER = Send("accounts/b", Deposit(cents=1, on=DAY), later=ChargeFee(cents=1, on=DAY), after=timedelta(days=1))
 INVALID = {
     "a stream's name too long": (once(Send(f"accounts/{EMOJI}", Deposit(cents=1, on=DAY))), "longer than 200 bytes"),
     "a control character": (once(Send("accounts/a\0", Deposit(cents=1, on=DAY))), "without control characters"),
@@ -319,6 +455,8 @@ INVALID = {
     # PostgreSQL keeps both, and psycopg can't read them back: the relay and `samefold outbox` would fail at each start
     "due before the year 1": (once(Send("accounts/b", Deposit(cents=1, on=DAY), due=TOO_EARLY)), "due"),
     "due after the year 9999": (once(Send("accounts/b", Deposit(cents=1, on=DAY), due=TOO_LATE)), "due"),
+    "after in the past": (once(replace(LATER, after=-timedelta(seconds=1))), "`after`"),
+    "after centuries": (once(replace(LATER, after=timedelta.max)), "`after`"),
     "no number": (once(Post("ledger", {"rate": float("nan")})), "JSON can't hold"),
     "no endpoint": (once(Post(EMOJI, {})), "an endpoint's name"),
     "a command that its class refuses": (late, "Deposit: cents: Input should be greater than or equal to 1"),
@@ -331,16 +469,17 @@ def test_what_a_value_makes_unsendable_is_a_dead_letter_and_the_policy_goes_on(m
     react, why = INVALID[invalid]
     agent = make(policy(react))
     assert agent.apply({0: [deposited(), deposited(1, "accounts/b")]}) is Fate.APPLIED
-    dead = [row for row in agent.rows().values() if row["dead"]]
-    assert {(row["stream"], row["target"], row["body"]) for row in dead} == {
-        ("accounts/a", None, None),
-        ("accounts/b", None, None),
+    rows = agent.rows() | agent.posts()
+    dead = [row for row in rows.values() if row["dead"]]
+    assert {(row["stream"], row.get("target"), row.get("endpoint"), row["body"]) for row in dead} == {
+        ("accounts/a", None, None, None),
+        ("accounts/b", None, None, None),
     }
     assert all(row["dead"].startswith("invalid-wish: ") and why in row["dead"] for row in dead)
     assert EMOJI not in str(dead)
-    assert len(agent.rows()) == len(dead) * (2 if react is late else 1)
+    assert len(rows) == len(dead) * (2 if react is late else 1)
     with pytest.raises(NotDead, match="no body was kept"):
-        retry(agent.world, [dead[0]["id"]])
+        retry(agent.world, Which(ids=[dead[0]["id"]]))
 
 
 def refused(event: TransferRequested, at: At) -> Iterator[Send]:

@@ -4,18 +4,25 @@ Policies as they run: an agent for each, and the relay, with a handler on the re
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import date, timedelta
-from typing import Any
+from pathlib import Path
+from random import Random, random
+from typing import Any, get_args
 
 import pytest
 
-from domain.accounts import Deposit, MoneyDeposited, Withdraw
+from commands.client import wait_for
+from domain.accounts import Deposit, MoneyDeposited, Movement, Withdraw
 from infra.database.connect import connect
+from infra.log.partitioner import partition_of
+from infra.log.records import Command
 from infra.log.rule import START, Reading
 from infra.settings import Settings
-from infra.testing.waiting import until
+from infra.testing.waiting import DEADLINE_S, until
+from policies import transfers
 from policies.engine.activations import switch
 from policies.engine.policy import Policy, Send, discover
 from policies.engine.process import Policies
@@ -24,7 +31,8 @@ from projections.engine.views.core_views import all_views
 from projections.engine.views.event_context import At
 from projections.engine.views.view import Kind
 from tests.engine.api.api import agent, in_a_loop
-from tests.engine.spine import commits, deposit, handler, open_account, scalar, send, set_up
+from tests.engine.policies.publishers import publisher, reader
+from tests.engine.spine import command, commits, deposit, handler, open_account, scalar, send, set_up
 
 DAY = date(2026, 1, 1)
 
@@ -66,6 +74,84 @@ def test_a_wish_is_sent_once_in_effect_and_then_its_follow_up(world: Settings) -
         until(lambda: open_wishes(world) == 0, "no wish is left")
     ids = [commit.command_id for commit in commits(world)]
     assert len(ids) == len(set(ids)) == 302
+
+
+COMES = {"money-deposited.v1": 1, "interest-credited.v1": 1, "money-returned.v1": 1}
+GOES = {"money-withdrawn.v1": -1, "fee-charged.v1": -1}
+
+
+def generated(chance: Random) -> Iterator[Command]:
+    """Money of open accounts comes, goes and is transferred, also to one that is closed; not all of it is there."""
+    names, on = [f"x{number}" for number in range(6)], DAY.isoformat()
+
+    def transfer(ident: str, source: str, target: str, cents: int) -> Command:
+        body: dict[str, Any] = {"source": source, "target": target, "cents": cents}
+        return command(f"transfers/{ident}", ident, "RequestTransfer", on=on, **body)
+
+    for name in ["closed", "rich", *names]:
+        yield open_account(name, chance.randrange(50))
+        yield deposit(name, "0", 500) if name != "closed" else command("accounts/closed", "0", "CloseAccount", on=on)
+    for cents, target in (1, "x0"), (1, "closed"), (500_000, "x0"):
+        yield transfer(f"rich-{target}-{cents}", "rich", target, cents)
+    for ident in map(str, range(1, 150)):
+        name, cents = chance.choice(names), chance.randint(1, 200)
+        if chance.random() < 0.3:
+            yield transfer(ident, name, chance.choice([*names, "closed"]), cents)
+        else:
+            kind = chance.choice(["Deposit", "Withdraw", "CreditInterest", "ChargeFee"])
+            yield command(f"accounts/{name}", ident, kind, cents=cents, on=on)
+
+
+def test_other_teams_sums_of_public_events_are_the_balances(world: Settings, tmp_path: Path) -> None:
+    """Fees, interest and refunds among them, and transfers that fail."""
+    sent = list(generated(Random(random())))
+    set_up(world)
+    with reader(world) as public, publisher(world, tmp_path), handler(world), agent(world):
+        with running(world, *discover().values()):
+            send(world, *sent)
+            wait_for(world, sent, lambda _: None, timeout_s=DEADLINE_S)
+            open_ones = "select count(*) from transfers where state not in ('completed', 'failed', 'refunded')"
+            until(lambda: scalar(world, open_ones) == 0, "the transfers have ended")
+        last = {partition_of(f"accounts/{name}", world.partitions): name for name in map(str, range(100))}
+        send(world, *map(open_account, last.values()))
+        public.wait(f"accounts/{name}@1" for name in last.values())
+    sums, ways = Counter[str](), defaultdict[str, list[str]](list)
+    for event in public.events:
+        data = event["data"]
+        if "transfer" in data:
+            ways[data["transfer"]].append(data.get("how", "requested"))
+        else:
+            sums[data["account"]] += (COMES | GOES).get(event["type"], 0) * data.get("cents", 0)
+    with connect(world, "test") as db:
+        assert sums == dict(db.execute("select account, cents from balances").fetchall())
+        assert ways == {
+            name: ["requested", state] for name, state in db.execute("select transfer, state from transfers")
+        }
+    stored = {event.type for commit in commits(world) for event in commit.events}
+    assert {kind.__name__ for kind in get_args(Movement)} <= stored
+    assert {how for _, how in ways.values()} == {"completed", "failed", "refunded"}
+
+
+def test_no_outage_refunds_a_transfer(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long first the policies and then the handlers do not run: to give up takes no time here."""
+    monkeypatch.setattr(transfers, "PATIENCE", timedelta())
+    set_up(world)
+    asked: dict[str, Any] = {"source": "1", "target": "2", "cents": 1, "on": "2026-01-04"}
+    requests = [command(f"transfers/{n}", f"ask-{n}", "RequestTransfer", **asked) for n in range(20)]
+    with agent(world):
+        with running(world, discover()["transfers"]):
+            pass  # live from the first event on
+        with handler(world):
+            send(world, open_account("1"), open_account("2"), deposit("1", "d1", 20), *requests)
+            until(lambda: len(commits(world)) == 23, "all are requested")
+        with running(world, discover()["transfers"]):
+            until(lambda: scalar(world, "select count(*) from outbox where sent_at is not null") == 20, "all are sent")
+            with handler(world):
+                until(lambda: open_wishes(world) == 0 and balance(world, "2") == 20, "all has ended")
+        ended = "select array_agg(distinct state) from transfers_v1"
+        until(lambda: scalar(world, ended) == ["completed"], "all are complete")
+    given_up = [one for one in commits(world) if one.command_id.endswith("~then~later")]
+    assert [one.events for one in given_up] == [[]] * 20, "each has given up, later than it mattered"
 
 
 def failing(event: MoneyDeposited, at: At) -> Iterable[Send]:

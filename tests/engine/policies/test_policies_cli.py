@@ -24,6 +24,7 @@ from infra.observability import metrics
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold
 from infra.testing.waiting import until
+from policies.engine import operate, posts
 from policies.engine import policy as declared
 from policies.engine.outbox import id_of, view_of
 from policies.engine.policy import Policy, Send
@@ -34,6 +35,7 @@ from projections.engine.store.commit import Committer, Fate, prepare
 from projections.engine.store.positions import lock_positions, read_positions, set_generation
 from projections.engine.views.event_context import At
 from tests.engine.bookkeeper import Bookkeeper, _ends, fold_all, folded_lives
+from tests.engine.policies.test_webhooks import put, with_endpoints
 
 DAY = date(2026, 1, 1)
 ACCOUNTS = [str(number) for number in range(6)]
@@ -216,44 +218,84 @@ def test_the_outbox_is_listed_without_what_may_be_confidential(db: Connection, c
 
 
 def test_dead_letters_are_sent_again_or_dropped(db: Connection, cli: Samefold) -> None:
-    insert(db, "saving~1", dead="too-deep: a cycle", attempts=9, next_attempt="2099-01-01")
-    insert(db, "saving~2", dead="gone: the endpoint is gone", kind="post", target="crm")
+    insert(db, "saving~1", dead="too-deep: a cycle")
+    insert(db, "saving~2", dead="too-deep: a cycle")
     insert(db, "saving~3")
     insert(db, "saving~4", dead="too-deep: a cycle", otherwise_type="Withdraw", stream="accounts/4")
     insert(db, "saving~5", dead="id-reused: another command", outcome="accepted")
-    for arguments in (("retry", "saving~1", "saving~3"), ("drop", "--yes", "saving~3")):
-        alive = cli("outbox", *arguments)
-        assert (alive.returncode, alive.stderr.split("\n")[0]) == (
-            1,
-            "not-dead: saving~3 (unsent) is under way; nothing was changed.",
-        )
-    assert cli("outbox", "retry", "saving~1", "saving~9").stderr.startswith("no-such-wish: ")
+    alive = cli("outbox", "retry", "saving~1", "saving~3")
+    assert (alive.returncode, alive.stderr.split("\n")[0]) == (
+        1,
+        "not-dead: saving~3 (unsent) is under way; nothing was changed.",
+    )
+    for command in ("retry", "drop"):
+        assert cli("outbox", command, "saving~1", "saving~9").stderr.startswith("no-such-wish: ")
+        for arguments in ((), ("saving~1", "--policy", "saving")):
+            assert cli("outbox", command, *arguments).returncode == 2
     assert cli("outbox", "retry", "saving~5").stderr.startswith("not-dead: saving~5 can't be sent")
-    assert answer(cli, "outbox", "retry", "saving~1") == {"retried": ["saving~1"]}
+    assert answer(cli, "outbox", "retry", "saving~1") == {"retried": 1, "left": 0}
     again = answer(cli, "outbox", "show", "saving~1")
-    assert (again["dead"], again["attempts"], again["next_attempt"], again["state"]) == (None, 0, None, "unsent")
+    assert (again["dead"], again["state"]) == (None, "unsent")
     asked = cli("outbox", "drop", "saving~2", "saving~4", given="n\n")
     assert asked.returncode == 1
     assert "accounts/4 will wait for an outcome in vain" in asked.stderr
     assert answer(cli, "outbox", "list")["total"] == 5
-    assert cli("outbox", "drop", "saving~2", "saving~4", "--yes").stdout == ("Dropped saving~2, saving~4.\n")
+    assert cli("outbox", "drop", "-", "--yes", given="saving~2\nsaving~4\n").stdout == ("Dropped 2.\n")
     assert {one["id"] for one in answer(cli, "outbox", "list")["wishes"]} == {"saving~1", "saving~3", "saving~5"}
 
 
-def test_what_has_no_end_and_is_not_on_its_way_can_be_dropped(db: Connection, cli: Samefold) -> None:
-    """Otherwise a timer of the year 2099 would keep a policy from being removed, and an outcome without a wish would stay."""
+def test_any_wish_can_be_dropped_and_what_may_have_been_sent_waits_for_its_outcome(
+    bank: Bookkeeper, db: Connection, cli: Samefold
+) -> None:
+    """Otherwise a timer of the year 2099, or of a type that nobody knows, would keep a policy from being removed."""
+    cli("policies", "switch", "saving")
     insert(db, "saving~1", due="2099-01-01")
     insert(db, "saving~2", kind=None, stream=None, outcome="accepted")
-    insert(db, "saving~3", due="2026-01-01")
+    insert(db, "saving~3", due="2026-01-01", then_type="Withdraw")
     insert(db, "saving~4", sent_at="2026-01-04")
+    post, other = put(bank.world, "crm", "accounts/1", [1, 2], policy="saving")
     asked = cli("outbox", "drop", "saving~2", given="n\n")
     assert "If the wish of an outcome is read later" in asked.stderr
-    late = cli("outbox", "drop", "saving~1", "saving~3", "--yes")
-    assert late.stderr.startswith("not-dead: saving~3 (unsent) is under way")
-    assert answer(cli, "outbox", "drop", "saving~1", "saving~2", "saving~4", "--yes") == {
-        "dropped": ["saving~1", "saving~2", "saving~4"]
-    }
-    assert [one["id"] for one in answer(cli, "outbox", "list")["wishes"]] == ["saving~3"]
+    asked = cli("outbox", "drop", "saving~3", post, given="n\n")
+    assert "accounts/1 will wait for an outcome in vain" in asked.stderr
+    assert "just being sent, may be decided or taken nevertheless" in asked.stderr
+    every = ["saving~1", "saving~2", "saving~3", "saving~4", post]
+    assert answer(cli, "outbox", "drop", *every, "--yes") == {"dropped": 5}
+    left = {one["id"]: one["state"] for one in answer(cli, "outbox", "list")["wishes"]}
+    assert left == {"saving~3": "dropped", "saving~4": "dropped", other: "unsent"}
+    assert answer(cli, "policies")["saving"]["open"] == 1
+    assert answer(cli, "outbox", "drop", "saving~3", "saving~4", "--yes") == {"dropped": 2}
+    assert answer(cli, "outbox", "list")["total"] == 1
+
+
+def test_wishes_are_chosen_by_policy_endpoint_reason_and_age_in_steps(
+    bank: Bookkeeper, db: Connection, cli: Samefold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred thousand of them are too many to be named."""
+    monkeypatch.setattr(operate, "STEP", 2)
+    crm = put(bank.world, "crm", "accounts/1", range(1, 6), policy="saving")
+    shop = put(bank.world, "shop", "accounts/1", [1, 2], policy="saving")
+    put(bank.world, "shop", "accounts/1", [1], policy="other")
+    db.execute("update posts set dead = 'gave-up: attempt 10'")
+    db.execute("truncate lanes")
+    db.execute("update posts set dead = 'gone: it answered 410' where id = %s", (shop[1],))
+    insert(db, "saving~1", dead="id-reused: another command", outcome="accepted", wished_at="2026-05-01")
+    insert(db, "saving~2", dead="too-deep: a cycle", wished_at="2026-05-01")
+    nothing = {"retried": 0, "left": 0}
+    assert answer(cli, "outbox", "retry", "--since", "2026-06-01") == nothing
+    assert answer(cli, "outbox", "retry", "--policy", "saving", "--since", "2026-04-01") == {"retried": 1, "left": 1}
+    assert answer(cli, "outbox", "retry", "--endpoint", "crm", "--reason", "gone") == nothing
+    assert answer(cli, "outbox", "retry", "--endpoint", "crm", "--reason", "gave-up") == {"retried": 5, "left": 0}
+    settings = with_endpoints(bank.world, shop="http://127.0.0.1:1/")
+    found = json.loads(cli("outbox", "list", "--endpoint", "crm", "--json", settings=settings).stdout)["wishes"]
+    assert {one["id"]: (one["state"], one["attempts"]) for one in found} == dict.fromkeys(crm, ("no-endpoint", 0))
+    asked = cli("outbox", "drop", "--policy", "saving", "--endpoint", "shop", given="n\n")
+    assert f"Drop {shop[0]}, {shop[1]}?" in asked.stderr
+    assert answer(cli, "outbox", "drop", "--policy", "saving", "--endpoint", "shop", "--yes") == {"dropped": 2}
+    assert answer(cli, "outbox", "drop", "--endpoint", "crm", "--yes") == {"dropped": 0}
+    assert answer(cli, "outbox", "drop", "--endpoint", "crm", "--all", "--yes") == {"dropped": 5}
+    assert posts.endpoints(db) == set(), "no lane is left without a post"
+    assert {one["policy"] for one in answer(cli, "outbox", "list", "--dead")["wishes"]} == {"saving", "other"}
 
 
 def test_the_database_before_its_migration_is_named(empty_world: Settings, samefold: Samefold) -> None:
@@ -321,6 +363,58 @@ def test_a_parked_event_is_dropped_and_the_rest_goes_on(parked: Bookkeeper, db: 
     assert (id_of("saving", "accounts/ada", 5, 0), True) in ids(db)
 
 
+# ── samefold processes ──
+
+
+def test_each_process_is_listed_with_what_it_waits_for_and_those_that_need_a_person_are_stuck(
+    parked: Bookkeeper, db: Connection, cli: Samefold
+) -> None:
+    db.execute("update parked set parked_at = '2026-01-09'")
+    insert(db, "saving~1", stream="accounts/1", wished_at="2026-01-03", type="Deposit", target="accounts/savings")
+    insert(db, "saving~2", stream="accounts/1", wished_at="2026-01-02", due="2099-01-01")
+    insert(db, "saving~3", stream="accounts/2", wished_at="2026-01-04", sent_at="2026-01-05")
+    insert(db, "saving~4", stream="accounts/2", wished_at="2026-01-06", dead="refused: failed")
+    insert(db, "other~1", policy="other", stream="accounts/1", wished_at="2026-01-07")
+    insert(db, "saving~9", kind=None, stream=None, outcome="accepted")
+    found = answer(cli, "processes")["processes"]
+    assert [(one["policy"], one["stream"], one["stuck"], one["since"][:10]) for one in found] == [
+        ("saving", "accounts/1", False, "2026-01-02"),
+        ("saving", "accounts/2", True, "2026-01-04"),
+        ("other", "accounts/1", False, "2026-01-07"),
+        ("saving", "accounts/ada", True, "2026-01-09"),
+    ]
+    assert [[(wait["what"], wait["id"]) for wait in one["first"]] for one in found] == [
+        [("timer", "saving~2"), ("unsent", "saving~1")],
+        [("dead", "saving~4"), ("sent", "saving~3")],
+        [("unsent", "other~1")],
+        [("parked", None)],
+    ]
+    text = cli("processes").stdout
+    assert "unsent Deposit accounts/savings saving~1" in " ".join(text.split())
+    stuck = answer(cli, "processes", "--stuck", "--policy", "saving")["processes"]
+    assert [(one["stream"], [wait["why"] for wait in one["first"]]) for one in stuck] == [
+        ("accounts/2", ["refused: failed"]),
+        ("accounts/ada", [found[3]["first"][0]["why"]]),
+    ]
+    assert "There may be more" in cli("processes", "--limit", "1").stdout
+    assert cli("processes", "--policy", "nosuch").stderr.startswith("unknown-policy: ")
+
+
+@pytest.mark.parametrize("column", ["type", "then_type", "otherwise_type", "later_type"])
+def test_a_switch_is_refused_while_a_policy_has_wished_commands_that_it_would_drop(
+    bank: Bookkeeper, db: Connection, cli: Samefold, column: str
+) -> None:
+    db.execute("insert into command_types values ('accounts', 'Steal'), ('transfers', 'Steal')")
+    types = {"target": "accounts/2", "type": "Deposit", column: "Steal"}
+    insert(db, "saving~1", **types)
+    insert(db, "saving~2", **types)
+    refused = cli("switch")
+    assert (refused.returncode, refused.stderr.partition(":")[0]) == (1, "types-wished")
+    assert "2 of accounts.Steal (policy saving)" in refused.stderr
+    db.execute("delete from outbox")
+    assert {"accounts.Steal", "transfers.Steal"} <= set(answer(cli, "switch")["removed"])
+
+
 # ── metrics, trimming ──
 
 
@@ -341,6 +435,7 @@ def test_lag_parked_streams_and_the_outbox_are_metrics(parked: Bookkeeper, db: C
     try:
         until(lambda: value("outbox_dead", policy="saving") == 1, "the exporter has read both stores")
         until(lambda: value("parked_streams", view="policy_saving") == 1, "the exporter has read both stores")
+        until(lambda: value("processes_stuck", policy="saving") == 2, "the exporter has read both stores")
     finally:
         exporter.stopping.set()
         thread.join(30)

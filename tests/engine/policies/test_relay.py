@@ -4,7 +4,7 @@ The relay on the real stores: what it appends to `commands`, when, in which orde
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
@@ -51,7 +51,9 @@ def db(world: Settings) -> Iterator[Connection]:
 
 
 @contextmanager
-def relay(world: Settings, clock: Clock | None = None, name: str = "r1") -> Iterator[list[BaseException]]:
+def relay(
+    world: Settings, clock: Callable[[], datetime] | None = None, name: str = "r1"
+) -> Iterator[list[BaseException]]:
     """A relay that looks and marks often; what ended it."""
     running = Relay(world, name, lambda: {"saving": range(world.partitions)}, clock or Clock())
     with pytest.MonkeyPatch.context() as patch:
@@ -72,11 +74,13 @@ def wish(
     body: str = "{}",
     kind: str = "Deposit",
     partition: int = 0,
+    otherwise: str | None = None,
 ) -> None:
     db.execute(
         "insert into outbox (id, policy, kind, partition, stream, version, number, target, type, body, due, depth, "
-        "correlation_id, causation_id) values (%s, 'saving', 'send', %s, %s, %s, 0, %s, %s, %s, %s, 1, 'c', 'c')",
-        (ident, partition, stream, version, target, kind, body, None if due is None else NOW + due),
+        "correlation_id, causation_id, otherwise_type, otherwise_body) "
+        "values (%s, 'saving', 'send', %s, %s, %s, 0, %s, %s, %s, %s, 1, 'c', 'c', %s, '{}')",
+        (ident, partition, stream, version, target, kind, body, None if due is None else NOW + due, otherwise),
     )
 
 
@@ -155,6 +159,52 @@ def test_a_command_that_is_too_large_is_a_dead_letter_and_the_rest_goes_on(world
     assert sent(world) == ["small"]
     dead: str = scalar(world, "select dead from outbox where id = 'large'")
     assert dead.startswith("refused-by-kafka: ")
+
+
+def test_the_otherwise_of_a_command_that_is_too_large_follows(world: Settings, db: Connection) -> None:
+    """As if a handler had rejected it, with that code."""
+    body = f'{{"text": "{"x" * (world.max_commit_bytes + 200_000)}"}}'
+    wish(db, "large", stream="transfers/1", body=body, otherwise="FailTransfer")
+    with relay(world):
+        until(lambda: sent(world) == ["large~otherwise"], "it is sent")
+    [record] = records_of(world, world.commands_topic)
+    command = decode_command(record.value or b"")
+    assert (command.stream, command.type, bytes(command.data)) == (
+        "transfers/1",
+        "FailTransfer",
+        b'{"refusal":"refused-by-kafka"}',
+    )
+
+
+def test_of_two_releases_that_have_all_partitions_one_sends(world: Settings, db: Connection) -> None:
+    for version in range(1, 301):
+        wish(db, f"{version:03}", version=version, partition=version % world.partitions, stream=f"accounts/{version}")
+    with relay(world, name="old"), relay(world, name="new"):
+        until(lambda: unmarked(world) == 0, "all are marked")
+        wish(db, "last")
+        until(lambda: unmarked(world) == 0, "so is what comes meanwhile")
+    assert sorted(sent(world)) == [*(f"{version:03}" for version in range(1, 301)), "last"]
+
+
+def test_what_a_killed_relay_held_another_one_sends_when_the_lease_has_ended(world: Settings, db: Connection) -> None:
+    db.execute(
+        "insert into relay_leases select 'saving', p, 'killed', now() + interval '1 s' from generate_series(0, %s) p",
+        [world.partitions - 1],
+    )
+    wish(db, "w")
+    with relay(world):
+        until(lambda: unmarked(world) == 0, "it is marked")
+        assert scalar(world, "select count(*) from relay_leases where until < now()") == 0
+    assert scalar(world, "select count(*) from relay_leases") == 0, "one that stops gives them up at once"
+
+
+def test_commands_that_are_sent_at_once_and_timers_do_not_crowd_each_other_out(world: Settings, db: Connection) -> None:
+    for number in range(9):
+        wish(db, f"at once {number}", version=number)
+        wish(db, f"timer {number}", version=number, due=timedelta(seconds=number - 9))
+    mine = [("saving", partition) for partition in range(world.partitions)]
+    found = [row.id for row in read_unsent(db, mine, NOW, 2)]
+    assert found == ["at once 0", "at once 1", "timer 0", "timer 1"]
 
 
 def test_what_was_not_marked_is_sent_again_after_a_kill(

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,19 +24,23 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from infra.database.connect import connect
+from infra.database.connect import Connection, connect
 from infra.errors import BadSettings
 from infra.observability.metrics import REGISTRY
 from infra.settings import Endpoint, Settings
 from infra.testing.fixtures import ROOT
 from infra.testing.waiting import until
 from policies.engine import webhooks as webhooks_engine
+from policies.engine.operate import Which, retry
+from policies.engine.outbox import FollowUp, Wish
+from policies.engine.posts import Post, writes
 from policies.engine.webhooks import DELAYS_S, Webhooks
+from projections.engine.store.commit import prepare
+from projections.engine.views.event_context import At
 from tests.engine.policies.webhook_receiver import MOODS
 
 SECRET = "whsec_" + "c2VjcmV0" * 4
 QUICK_S = [0.05] * 500
-ALL = {"letters": range(4)}
 CERTIFICATE = ROOT / "tests" / "engine" / "policies" / "localhost.pem"
 """Of `localhost`, signed by itself, with its key."""
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -120,17 +124,28 @@ def within(settings: Settings, seconds: float, *names: str) -> Settings:
 def put(
     settings: Settings, endpoint: str, stream: str, versions: Collection[int], policy: str = "letters"
 ) -> list[str]:
-    """Posts in the outbox, as the policy's engine writes them; their ids."""
+    """Posts, as a policy's batch writes them; their ids."""
+    with connect(settings, "test") as db:
+        prepare(db)
+        with db.transaction():
+            return written(db, endpoint, stream, versions, policy)
+
+
+def written(
+    db: Connection, endpoint: str, stream: str, versions: Collection[int], policy: str = "letters"
+) -> list[str]:
+    """The same in this transaction."""
     ids = [f"{policy}~{endpoint}.{stream.replace('/', '.')}.{version}" for version in versions]
-    with connect(settings, "test") as db, db.cursor() as cursor:
-        cursor.executemany(
-            "insert into outbox (id, policy, kind, partition, stream, version, number, target, body, wished_at)"
-            " values (%s, %s, 'post', %s, %s, %s, 0, %s, %s, now())",
-            [
-                (id_, policy, sum(stream.encode()) % 4, stream, version, endpoint, body(stream, version))
-                for id_, version in zip(ids, versions, strict=True)
-            ],
+    none = FollowUp()
+    wishes = [
+        Wish(
+            *(ident, "post", 0, endpoint, None, body(stream, version), None, None, none, none, none, None, None),
+            At(stream, version, int(START.timestamp() * 1000)),
         )
+        for ident, version in zip(ids, versions, strict=True)
+    ]
+    for statement in writes(policy, wishes):
+        db.execute(statement.query, statement.parameters)
     return ids
 
 
@@ -139,14 +154,16 @@ def body(stream: str, version: int) -> str:
 
 
 def waiting(settings: Settings) -> dict[str, tuple[int, str | None]]:
-    """The posts that are in the outbox: attempts, and why they are dead letters."""
+    """The posts that no endpoint has taken: attempts, and why they are dead letters."""
     with connect(settings, "test") as db:
-        return {row[0]: (row[1], row[2]) for row in db.execute("select id, attempts, dead from outbox")}
+        return {row[0]: (row[1], row[2]) for row in db.execute("select id, attempts, dead from posts")}
 
 
 def due_in_s(settings: Settings, post: str, now: datetime) -> float:
     with connect(settings, "test") as db:
-        row = db.execute("select next_attempt from outbox where id = %s", (post,)).fetchone()
+        row = db.execute(
+            "select next_attempt from lanes join posts using (endpoint, policy, stream) where id = %s", (post,)
+        ).fetchone()
     assert row
     return float((row[0] - now).total_seconds())
 
@@ -156,12 +173,9 @@ def posting(
     settings: Settings,
     delays_s: Sequence[float] = QUICK_S,
     clock: Callable[[], datetime] | None = None,
-    partitions: Mapping[str, Collection[int]] = ALL,
 ) -> Iterator[Webhooks]:
     """Webhooks in a thread, for as long as the block runs: they look often. An error of theirs is the block's."""
-    webhooks = Webhooks(
-        settings, "policies", lambda: partitions, delays_s=delays_s, **({"clock": clock} if clock else {})
-    )
+    webhooks = Webhooks(settings, "policies", delays_s=delays_s, **({"clock": clock} if clock else {}))
     loop = asyncio.new_event_loop()
     task = loop.create_task(webhooks.run())
     thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([task])))
@@ -283,18 +297,41 @@ def test_the_next_post_of_a_stream_waits_for_its_predecessor_and_other_streams_d
 
 def test_a_slow_endpoint_does_not_hold_up_another(world: Settings, receiver: Receiver) -> None:
     settings = with_endpoints(world, slow=receiver.url("slow/never"), fast=receiver.url("fast/ok"))
-    settings = within(settings, 120, "slow")
+    slow = settings.webhooks["slow"].model_copy(update={"timeout_s": 300, "in_flight": 7})
+    settings = settings.model_copy(update={"webhooks": settings.webhooks | {"slow": slow}})
     for number in range(10):
         put(settings, "slow", f"boxes/{number}", [1, 2])
     with posting(settings) as webhooks:
-        until(lambda: len(receiver.got("slow")) == 4, "the slow endpoint has all that it gets at once")
+        until(lambda: len(receiver.got("slow")) == 7, "the slow endpoint has all that it gets at once")
         for number in range(10):
             put(settings, "fast", f"boxes/{number}", range(1, 6))
         webhooks.kick()
         until(lambda: len(receiver.got("fast")) == 50, "the fast endpoint has got all")
         until(lambda: len(waiting(settings)) == 20, "all of them have left the outbox")
-        assert len(receiver.got("slow")) == 4
+        assert len(receiver.got("slow")) == 7
     assert len(waiting(settings)) == 20, "a request that was cancelled is not forgotten"
+    with posting(with_endpoints(world, slow=receiver.url("again/ok"))):
+        until(empty(settings), "the process gave its lanes back: nobody waits for the end of a lease of five minutes")
+
+
+def test_two_processes_share_what_is_posted(world: Settings, receiver: Receiver) -> None:
+    """As of two releases in a deployment, whose groups have all partitions each."""
+    settings = with_endpoints(world, first=receiver.url("first/ok"), second=receiver.url("second/ok"))
+    ids = put_many(settings, streams=8, versions=5)
+    with posting(settings), posting(settings):
+        until(empty(settings), "all is delivered")
+    require_all(settings, receiver, ids)
+    assert len(receiver.got()) == len(ids), "each once"
+
+
+def test_posts_that_come_while_their_lane_ends_are_posted(world: Settings, receiver: Receiver) -> None:
+    settings = with_endpoints(world, good=receiver.url("good/ok"))
+    with posting(settings) as webhooks:
+        for version in range(1, 101):
+            put(settings, "good", "boxes/1", [version])
+            webhooks.kick()
+        until(empty(settings), "none is left without a lane")
+    assert [request["body"]["version"] for request in receiver.got()] == [*range(1, 101)]
 
 
 def test_names_that_nobody_resolves_do_not_hold_up_another_endpoint(
@@ -331,25 +368,15 @@ def test_the_name_that_is_looked_up_is_the_one_that_is_asked(host: str, monkeypa
     looked_up: list[Any] = []
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, _: looked_up.append(host))
     endpoint = Endpoint.model_validate({"url": f"https://{host}/hooks", "secret": SECRET})
-    post = webhooks_engine.Post("letters~1", "letters", 0, "{}", 0)
+    post = Post("letters~1", "{}", 0, 1, 0)
 
     async def ask() -> webhooks_engine.Answer:
         async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(204))) as client:
-            webhooks = Webhooks(Settings(), "policies", dict)
+            webhooks = Webhooks(Settings(), "policies")
             return await webhooks_engine._Queue(webhooks, "good", endpoint, client)._asked(post)
 
     assert asyncio.run(ask()).result is webhooks_engine.Result.DELIVERED
     assert looked_up == [host.strip("[]").encode()]
-
-
-def test_only_posts_of_this_processs_partitions_are_sent(world: Settings, receiver: Receiver) -> None:
-    settings = with_endpoints(world, good=receiver.url("good/ok"))
-    mine, others = put(settings, "good", "boxes/4", [1]), put(settings, "good", "boxes/5", [1])
-    foreign = put(settings, "good", "boxes/4", [1], policy="parcels")
-    with posting(settings, partitions={"letters": [sum(b"boxes/4") % 4]}):
-        until(lambda: len(waiting(settings)) == 2, "one was sent")
-    assert set(waiting(settings)) == {*others, *foreign}
-    assert [request["headers"]["webhook-id"] for request in receiver.got()] == mine
 
 
 def test_what_was_answered_while_the_database_was_away_is_not_posted_again(world: Settings, receiver: Receiver) -> None:
@@ -364,32 +391,6 @@ def test_what_was_answered_while_the_database_was_away_is_not_posted_again(world
             )
         until(empty(settings), "the outbox is empty")
     assert len(receiver.got()) == 1
-
-
-def test_a_post_is_found_by_its_id_however_many_there_are(world: Settings) -> None:
-    """The statements were planned when the outbox was empty, and PostgreSQL keeps these plans until it analyzes the table."""
-    queries = (webhooks_engine._POST, webhooks_engine._NOT_DELIVERED, webhooks_engine._DELIVERED)
-    values = {"id": "none", "now": START, "tried": 1, "next_attempt": None, "dead": None}
-    webhooks = Webhooks(world, "policies", dict)
-    with connect(world, "test") as db:
-        db.execute("alter table outbox set (autovacuum_enabled = off)")
-        db.execute("vacuum analyze outbox")
-        for query in 12 * queries:
-            webhooks._execute(query, values)
-        db.execute(
-            "insert into outbox (id, policy, kind, partition, stream, version, number, target, body, wished_at) "
-            "select 'letters~' || n, 'letters', 'post', 0, 'boxes/1', n, 0, 'good', '{}', now() "
-            "from generate_series(1, 5000) n"
-        )
-    read = "select seq_tup_read + idx_tup_fetch from pg_stat_xact_user_tables where relname = 'outbox'"
-    assert webhooks._connection is not None
-    for query in queries:
-        with webhooks._connection.transaction():
-            [(before,)] = webhooks._execute(read, {})
-            webhooks._execute(query, values | {"id": "letters~77"})
-            [(after,)] = webhooks._execute(read, {})
-        assert after - before <= 2, query
-    webhooks._disconnect()
 
 
 # ── retries and dead letters ──
@@ -422,23 +423,31 @@ def test_a_dead_letter_that_is_made_alive_again_is_posted(world: Settings, recei
     with posting(settings):
         until(lambda: waiting(settings)[post][1] is not None, "it is a dead letter")
     assert waiting(settings)[post] == (1, "gone: it answered 410")
-    with connect(settings, "test") as db:
-        db.execute("update outbox set dead = null, attempts = 0, next_attempt = null")
+    assert retry(settings, Which(ids=[post])) == (1, 0)
     with posting(with_endpoints(world, gone=receiver.url("gone/ok"))):
         until(empty(settings), "the outbox is empty")
 
 
-def test_an_endpoint_that_the_settings_do_not_name_gets_dead_letters(
+def test_posts_to_an_endpoint_that_the_settings_do_not_name_wait_for_a_process_that_has_it(
     world: Settings, receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """One process without the setting must not make dead letters of what others could deliver."""
     settings = with_endpoints(world, good=receiver.url("good/ok"))
     unknown = put(settings, "god", "boxes/1", [1, 2])
     put(settings, "good", "boxes/1", [1])
     with posting(settings):
         until(lambda: set(waiting(settings)) == set(unknown), "the good one is served")
-        until(lambda: all(dead for _, dead in waiting(settings).values()), "the others are dead letters")
-    assert {dead.partition(":")[0] for _, dead in waiting(settings).values() if dead} == {"unknown-endpoint"}
-    assert "2 posts are dead letters: SAMEFOLD_WEBHOOKS names no endpoint 'god'" in caplog.text
+        until(lambda: unknown_endpoints() == 1, "it is measured")
+        assert "posts wait for endpoint 'god', which SAMEFOLD_WEBHOOKS does not name" in caplog.text
+        assert "--endpoint god" in caplog.text
+        with posting(with_endpoints(world, god=receiver.url("god/ok"))):
+            until(empty(settings), "the process that has the endpoint delivers")
+        until(lambda: unknown_endpoints() == 0, "nothing waits for it any more")
+    assert [request["body"]["version"] for request in receiver.got("god")] == [1, 2]
+
+
+def unknown_endpoints() -> float | None:
+    return REGISTRY.get_sample_value("samefold_webhook_unknown_endpoints")
 
 
 @pytest.mark.slow_but("900")
@@ -446,21 +455,21 @@ def test_an_endpoint_that_the_settings_do_not_name_gets_dead_letters(
 def test_retry_after_is_kept_and_nothing_else_is_posted_before(
     header: str, world: Settings, receiver: Receiver
 ) -> None:
-    settings = with_endpoints(world, busy=receiver.url(f"busy/later/{quote(header)}"))
+    settings = with_endpoints(world, busy=receiver.url(f"busy/later/{quote(header)}"), good=receiver.url("good/ok"))
     [first] = put(settings, "busy", "boxes/1", [1])
     now = START
-    with posting(settings, [5.0, 5.0], clock=lambda: now):
+    with posting(settings, [5.0, 5.0], clock=lambda: now) as webhooks:
         until(lambda: waiting(settings)[first][0] == 1, "it was too much")
         assert due_in_s(settings, first, now) == 900
         [other] = put(settings, "busy", "boxes/2", [1])
-        [known] = put(settings, "unknown", "boxes/2", [1])
-        until(lambda: waiting(settings)[known][1] is not None, "the outbox was read")
-        now += timedelta(seconds=899)
-        [known] = put(settings, "unknown", "boxes/3", [1])
-        until(lambda: waiting(settings)[known][1] is not None, "the outbox was read again")
-        assert waiting(settings)[other] == (0, None)
+        for version in (1, 2):
+            [known] = put(settings, "good", "boxes/2", [version])
+            webhooks.kick()
+            until(lambda post=known: post not in waiting(settings), "both endpoints were looked at")  # type: ignore[misc]
+            assert waiting(settings)[other] == (0, None)
+            now = START + timedelta(seconds=899)
         now += timedelta(seconds=1)
-        until(lambda: len(receiver.got()) == 3, "both are posted")
+        until(lambda: len(receiver.got("busy")) == 3, "both are posted")
 
 
 # ── bad answers ──
@@ -532,8 +541,7 @@ def test_certificates_are_verified_with_the_authorities_of_the_environment(
         dead = waiting(settings)[good][1]
         assert dead
         assert "certificate verify failed" in dead
-        with connect(settings, "test") as db:
-            db.execute("update outbox set dead = null, attempts = 0")
+        retry(settings, Which(ids=[good, other]))
         monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
         with posting(settings, []):
             until(lambda: set(waiting(settings)) == {other} and bool(waiting(settings)[other][1]), "one is delivered")
@@ -599,6 +607,7 @@ def test_the_nearest_source_names_all_endpoints(tmp_path: Path, monkeypatch: pyt
         (as_json(url="https://me:hidden@a/"), "SAMEFOLD_WEBHOOKS, billing, url: it must hold no user"),
         (as_json(url="https://a:99999/hidden"), "SAMEFOLD_WEBHOOKS, billing, url: it is not a URL"),
         (as_json(timeout_s=0), "SAMEFOLD_WEBHOOKS, billing, timeout_s"),
+        (as_json(in_flight=0), "SAMEFOLD_WEBHOOKS, billing, in_flight"),
         (as_json(uri="hidden"), "SAMEFOLD_WEBHOOKS, billing, uri"),
     ],
 )

@@ -9,6 +9,5 @@ from policies.engine import webhooks as engine
 if __name__ == "__main__":
     engine.POLL_S = 0.05
     settings = Settings()
-    mine = {"letters": range(settings.partitions)}
-    webhooks = engine.Webhooks(settings, sys.argv[1], lambda: mine, delays_s=[float(sys.argv[2])] * 500)
+    webhooks = engine.Webhooks(settings, sys.argv[1], delays_s=[float(sys.argv[2])] * 500)
     asyncio.run(webhooks.run())

@@ -11,8 +11,11 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -25,6 +28,8 @@ from infra.database.revisions import BRANCHES, CORE, VIEWS, DatabaseAhead, Migra
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT, Samefold
 from infra.testing.waiting import DEADLINE_S
+from policies.engine import posts
+from policies.engine.operate import Which, retry
 from projections.engine.views import core_views as system
 from projections.engine.views.view import View
 from tests.engine.projections.viewkit import PURSES, view
@@ -279,7 +284,10 @@ LATER = (
     "balances_v2, statement_v2, streams_accounts_v3"
 )
 """What the sample's migrations make after the first one."""
-OF_THE_CORE = "event_types, personal_keys, forgotten_subjects, keys_position, outbox, activations, stopped_views"
+OF_THE_CORE = (
+    "event_types, personal_keys, forgotten_subjects, keys_position, outbox, posts, lanes, activations, stopped_views, "
+    "relay_leases"
+)
 OLDER = {
     "transfers": ([VIEWS], LATER, "9c41f0d2be67", "streams_accounts_v1", "('accounts/1', 1, '{}', 0)"),
     "the branches": (  # core migration 0001 used to make the bank's tables, too
@@ -312,6 +320,51 @@ def test_a_database_from_before_them_goes_on(
     assert set(LATER.split(", ")) <= tables(world)
     with connect(world, "test") as db:
         assert db.execute(f"select count(*) from {table}".encode()).fetchone() == (1,)
+
+
+@contextmanager
+def before(revision: str, tmp_path: Path) -> Iterator[None]:
+    """Samefold's migrations are those before this one."""
+    older = tmp_path / "older"
+    shutil.copytree(BRANCHES[CORE], older, ignore=shutil.ignore_patterns("__pycache__"))
+    newer = {revision}
+    while later := [file for file in older.glob("*.py") if any(f'"{one}"' in file.read_text() for one in newer)]:
+        for file in later:
+            newer.add(file.stem.split("_")[3])
+            file.unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(BRANCHES, CORE, older)
+        yield
+
+
+def test_posts_of_an_older_outbox_are_posted_in_the_same_order(world: Settings, tmp_path: Path) -> None:
+    with before("a10f3c5e7b21", tmp_path):
+        migrate.upgrade(world)
+    insert = (
+        "insert into outbox (id, policy, kind, stream, version, number, target, body, wished_at, attempts, next_attempt, dead)"
+        " values (%s, 'letters', 'post', %s, %s, 0, 'crm', '{}', now(), 0, %s, %s)"
+    )
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    with connect(world, "test") as db:
+        for version, attempt, dead in ((3, None, None), (2, None, None), (1, None, "gone: it answered 410")):
+            db.execute(insert, (f"letters~{version}", "boxes/1", version, attempt, dead))
+        db.execute(insert, ("letters~4", "boxes/2", 1, tomorrow, None))
+        db.execute("insert into outbox (id, policy, kind) values ('letters~5', 'letters', 'send')")
+    migrate.upgrade(world)
+    migrate.check(world)
+    with connect(world, "test") as db:
+        [(lane, first)] = posts.claim(db, "crm", 10, 60)
+        assert (lane.stream, first and first.version) == ("boxes/1", 2), "that of boxes/2 is due tomorrow"
+        assert first
+        second = posts.delivered(db, lane, first)
+        assert second
+        assert second.version == 3
+        _, (_, other) = posts.claim(db, "crm", 10, 60, tomorrow)
+        assert other
+        assert other.id == "letters~4"
+    assert retry(world, Which(reason="gone")) == (1, 0)
+    with connect(world, "test") as db:
+        assert db.execute("select id from outbox").fetchall() == [("letters~5",)]
 
 
 def test_a_core_table_that_was_changed_by_hand_is_no_migration_of_yours(world: Settings, scripts: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,14 +10,22 @@ import pytest
 from infra.database.connect import connect
 from infra.database.migrate import check
 from infra.settings import Settings
+from infra.testing.fixtures import Samefold
 from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.rebuild.rebuild import go_to, rebuild
-from projections.engine.views import sql_views as people
 from projections.engine.views.core_views import all_views
 from projections.engine.views.sql_views import ViewInUse, replace_sql_view
 from projections.engine.views.view import View
 from tests.engine.bookkeeper import Bookkeeper
-from tests.engine.projections.bankviews import ACCOUNTS, BALANCES_2, make_tables, view, with_views
+from tests.engine.projections.bankviews import (
+    ACCOUNTS,
+    BALANCES_2,
+    build_states,
+    live_table,
+    make_tables,
+    view,
+    with_views,
+)
 from tests.engine.spine import scalar
 
 WAITS = "select count(*) from pg_locks where not granted and relation = 'balances'::regclass"
@@ -117,14 +126,30 @@ def test_a_long_query_delays_it_and_others_do_not_queue_up_behind(bank: Bookkeep
         replaced.result(DEADLINE_S)
 
 
-@pytest.mark.slow
-def test_it_gives_up_by_name(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(people, "GIVE_UP_S", 0.3)
-    with connect(bank.world, "long query") as reader, connect(bank.world, "test") as db:
+def test_a_forgotten_transaction_is_named_and_the_finished_table_kept(bank: Bookkeeper, samefold: Samefold) -> None:
+    world = bank.world
+    with connect(world, "somebody's tool") as reader, connect(world, "later") as later:
         reader.execute("begin")
         reader.execute("select count(*) from balances")
-        with pytest.raises(ViewInUse, match="balances"):
-            replace_sql_view(db, "balances")
+        who = rf"session {reader.info.backend_pid} \(somebody's tool, user samefold, idle in transaction since \d{{4}}-.* UTC\)\."
+        for command, ready in (
+            ("rebuild", "balances_v2_r2"),
+            ("rebuild", "balances_v2_r3"),
+            ("switch", "balances_v2_r3"),
+        ):
+            done = samefold(command, "balances", "--wait", "0.2", settings=world)
+            assert done.returncode == 1
+            assert re.search(f"view-in-use: The SQL view 'balances' was locked for 0 s by {who}", done.stderr), (
+                done.stderr
+            )
+            assert "`samefold switch balances` does the rest" in done.stderr
+            assert build_states(world, "balances")[ready] == "ready"
+            assert live_table(world, "balances") == "balances_v2", "readers see what they saw"
+        with ThreadPoolExecutor(1) as pool:
+            switched = pool.submit(samefold, "switch", "balances", "--wait", f"{DEADLINE_S}", settings=world)
+            until(lambda: later.execute(WAITS).fetchone() == (1,), "it waits for the lock")
+            reader.execute("rollback")
+            assert "balances is live in balances_v2_r3" in switched.result(DEADLINE_S).stdout
 
 
 @pytest.mark.slow
@@ -135,3 +160,27 @@ def test_what_depends_on_it_is_not_dropped(bank: Bookkeeper) -> None:
     with pytest.raises(ViewInUse, match="report"):
         _built(bank.world, OTHER_TYPES)
     assert scalar(bank.world, "select count(*) from report") == 1
+
+
+@pytest.mark.slow
+def test_what_was_made_by_hand_is_named_before_a_switch_leaves_it_behind(bank: Bookkeeper, samefold: Samefold) -> None:
+    world = bank.world
+    made = {
+        "create index by_cents on balances_v2 (cents, account)": "index by_cents",
+        "create index by_time on statement_v2 ((cents + 1))": "index by_time",
+        "alter table balances_v2 add constraint once unique (account, cents)": "constraint once on table balances_v2",
+        "create trigger t after insert on balances_v2 execute function noted()": "trigger t on table balances_v2",
+        "create policy p on balances_v2": "policy p on table balances_v2",
+    }
+    assert "made by hand" not in samefold("doctor", settings=world).stdout
+    with connect(world, "somebody") as db:
+        db.execute("create function noted() returns trigger language plpgsql as 'begin return null; end'")
+        for statement in made:
+            db.execute(statement.encode())
+    told = samefold("doctor", settings=world).stdout
+    assert f"made by hand, and left behind by the next switch: {', '.join(sorted(made.values()))}\n" in told
+    done = samefold("rebuild", "balances", settings=world, process_s=DEADLINE_S)
+    assert done.returncode == 0, done.stderr
+    [warning] = [line for line in done.stderr.splitlines() if "made by hand" in line]
+    assert {what for what in made.values() if what in warning} == {*made.values()} - {"index by_time"}
+    assert "by_cents" not in samefold("doctor", settings=world).stdout

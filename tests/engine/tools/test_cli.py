@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +27,9 @@ class WaterLeaks(SamefoldError):
     """An error that only this test knows."""
 
 
-def test_how_a_command_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_how_a_command_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     app = typer.Typer(pretty_exceptions_enable=False)
 
     @app.command()
@@ -40,6 +43,8 @@ def test_how_a_command_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     def defect() -> None:
         raise RuntimeError("a defect")
 
+    app.command("run")(defect)
+
     def ends(command: str) -> object:
         monkeypatch.setattr(sys, "argv", ["samefold", command])
         with pytest.raises(SystemExit) as end:
@@ -51,8 +56,19 @@ def test_how_a_command_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert capsys.readouterr() == ("", "water-leaks: The tap drips.\n  → Close it.\n")
     assert ends("fine") == 0
     assert ends("nonsense") == 2
-    with pytest.raises(RuntimeError, match="a defect"):  # it keeps its traceback
-        ends("defect")
+    capsys.readouterr()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert ends("defect") == 1
+    [kept] = tmp_path.iterdir()
+    assert capsys.readouterr() == (
+        "",
+        "unexpected-error: RuntimeError: a defect\n"
+        f"  → Samefold or this service has a defect: its traceback is in {kept}.\n",
+    )
+    assert kept.stat().st_mode & 0o077 == 0, "only its owner reads it"
+    assert kept.read_text().startswith("Traceback (most recent call last):\n")
+    with pytest.raises(RuntimeError, match="a defect"):  # a process's goes where its log goes
+        ends("run")
 
 
 def test_an_interrupt_is_130(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from infra.dev import jars
 from infra.dev.java import JavaMissing, find_java
 from infra.dev.kafka import Kafka
 from infra.domain_model import contexts
-from infra.log import topics
 from infra.personal.masters import new_line
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold
@@ -115,14 +114,7 @@ def test_what_personal_values_need_is_looked_at(
     (file := tmp_path / "master-key").write_text(new_line("first"))
     file.chmod(0o600)
     monkeypatch.setenv("SAMEFOLD_MASTER_KEY_FILE", str(file))
-    assert "no keys yet" in of_personal_values().found
-    topics.ensure_keys(configured)
-    assert of_personal_values().found == f"master key 'first'; topic '{configured.keys_topic}' is as it must be"
-    topics.ensure(configured)
-    monkeypatch.setenv("SAMEFOLD_KEYS_TOPIC", configured.events_topic)
-    wrong = of_personal_values()
-    assert not wrong.ok
-    assert "cleanup.policy" in wrong.found
+    assert of_personal_values().found == "master key 'first'"
 
 
 def test_code_that_can_not_be_imported_is_a_finding_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,6 +237,22 @@ def test_imports_come_after_those_of_the_future(parts: Parts) -> None:
     compile(file.read_text(), file.name, "exec")
 
 
+def test_what_a_file_says_in_other_letters_is_kept(parts: Parts) -> None:
+    file = parts.root / "domain" / "rooms.py"
+    text = (
+        file.read_text()
+        .replace("RoomAdded", "ÄnderungHinzugefügtÜber")
+        .replace("= ÄnderungHinzugefügtÜber", "= ÄnderungHinzugefügtÜber  # für immer")
+    )
+    file.write_text(text.replace("AddRoom", "Füge") + "\nSEPARATORS = '\N{LINE SEPARATOR}\N{FORM FEED}'\n")
+    parts.event("RoomRenamed", None, ("name:Text",))
+    parts.command("RenameRoom", None, (), "RoomRenamed")
+    found = file.read_text()
+    assert "Event: TypeAlias = ÄnderungHinzugefügtÜber | RoomRenamed  # für immer\n" in found
+    assert "Command: TypeAlias = Füge | RenameRoom\n" in found
+    assert '"\N{LINE SEPARATOR}\N{FORM FEED}"' in found
+
+
 @pytest.mark.parametrize("known", [{}, {"user.email": "me@localhost"}], ids=str)
 def test_a_commit_needs_no_identity_of_git(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: dict[str, str]

@@ -1,0 +1,235 @@
+"""The posts of policies that no endpoint has taken yet: what a batch writes of them, and what a deliverer claims and records.
+
+A lane is what one policy posts to one endpoint because of one stream. The table `lanes` has a row for each lane with posts (dead
+letters apart), which says when the first of them is due. A deliverer claims a lane by a lease: until that ends, no other one does.
+
+Each statement finds its rows by an index, however many there are. A deliverer's pass over rows that another transaction has
+locked, so no transaction makes it wait. Times are the database's, or `now` where a clock is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from psycopg import Cursor
+
+from infra.database.connect import Connection
+from infra.log.records import time_of
+from projections.engine.store.rows import Statement
+from projections.engine.views import binary_arrays
+from projections.engine.views.column_types import Scalar, type_of
+
+if TYPE_CHECKING:
+    from policies.engine.outbox import Wish
+
+
+class Busy(Exception):
+    """Another transaction has locked the row. It is free in a moment."""
+
+
+class Lane(NamedTuple):
+    """A lane that this process has claimed."""
+
+    endpoint: str
+    policy: str
+    stream: str
+    lease: datetime
+    """When it ends. Nobody else's ends then: who claims the lane later gets a later one."""
+
+
+class Post(NamedTuple):
+    """A post that is to go out."""
+
+    id: str
+    body: str
+    attempts: int
+    version: int
+    number: int
+
+
+# ── a policy's batch, and commands ──
+
+_COLUMNS = ("id", "policy", "stream", "version", "number", "endpoint", "body", "wished_at", "dead")
+_SCALARS = {"version": Scalar.INT, "number": Scalar.INT, "wished_at": Scalar.DATETIME}
+_TYPES = [type_of(_SCALARS.get(column, Scalar.STR)) for column in _COLUMNS]
+
+
+def writes(
+    policy: str, wishes: Sequence[Wish], written: Callable[[Sequence[Any]], None] | None = None
+) -> list[Statement]:
+    """The statements of a batch that wishes these posts. `written` is called when they are there to be claimed."""
+    if not wishes:
+        return []
+    rows = [
+        (
+            one.id,
+            policy,
+            one.at.stream,
+            one.at.version,
+            one.number,
+            one.target,
+            one.body,
+            time_of(one.at.time_ms),
+            one.dead,
+        )
+        for one in sorted(wishes)
+    ]
+    columns = [kind.pack(values) for kind, values in zip(_TYPES, zip(*rows, strict=True), strict=True)]
+    ids = binary_arrays.texts([one.id for one in wishes])
+    return [Statement(_INSERT, columns), Statement(_OPEN_LANES + b"false returning null", [ids], written)]
+
+
+def revive(connection: Connection, ids: Sequence[str]) -> int:
+    """Let these dead letters begin again with their first attempt; how many. In the caller's transaction."""
+    revived = connection.execute(_REVIVE, [ids]).rowcount
+    connection.execute(_OPEN_LANES + b"not l.claimed", [ids])
+    return revived
+
+
+def drop(connection: Connection, ids: Sequence[str]) -> int:
+    """Delete these posts; how many. In the caller's transaction."""
+    lanes = connection.execute(_LOCK_LANES, [ids]).fetchall()
+    dropped = connection.execute("delete from posts where id = any(%s)", [ids]).rowcount
+    if lanes:
+        connection.execute(_CLOSE_LANES, [list(column) for column in zip(*lanes, strict=True)])
+    return dropped
+
+
+# no post of an event before the moment that an operator named in a new database: it was made in the old one
+_INSERT = f"""
+insert into posts ({", ".join(_COLUMNS)})
+select u.* from unnest({", ".join(["%s"] * len(_COLUMNS))}) u ({", ".join(_COLUMNS)})
+ where (wished_at < (select posts_from from activations a where a.policy = u.policy and number = 1)) is not true
+    on conflict (id) do nothing
+""".encode()  # noqa: S608
+
+# Sorted, so that transactions can't deadlock on them. It locks the row of a lane that is there, even where nothing changes: who
+# wants to end the lane waits until these posts can be seen.
+_OPEN_LANES = b"""
+insert into lanes as l (endpoint, policy, stream, next_attempt)
+select endpoint, policy, stream, least(min(wished_at), now()) from posts where id = any(%s) and dead is null
+ group by endpoint, policy, stream order by endpoint, policy, stream
+    on conflict (endpoint, policy, stream) do update set next_attempt = excluded.next_attempt where """
+_REVIVE = b"update posts set dead = null, attempts = 0 where id = any(%s) and dead is not null and body is not null"
+_LOCK_LANES = b"""
+select endpoint, policy, stream from lanes
+ where (endpoint, policy, stream) in (select endpoint, policy, stream from posts where id = any(%s) and dead is null)
+ order by endpoint, policy, stream for update"""
+_CLOSE_LANES = b"""
+delete from lanes l using unnest(%s::text[], %s::text[], %s::text[]) of (endpoint, policy, stream)
+ where (l.endpoint, l.policy, l.stream) = (of.endpoint, of.policy, of.stream) and not exists (
+   select from posts p where (p.endpoint, p.policy, p.stream) = (l.endpoint, l.policy, l.stream) and p.dead is null)"""
+
+
+# ── a deliverer ──
+
+
+def endpoints(connection: Connection) -> set[str]:
+    """Those that posts wait for."""
+    return {endpoint for (endpoint,) in connection.execute(_ENDPOINTS)}
+
+
+def claim(
+    connection: Connection, endpoint: str, most: int, lease_s: float, now: datetime | None = None
+) -> list[tuple[Lane, Post | None]]:
+    """Claim so many lanes that are due, the longest first. Each comes with its first post; None if it has none any more."""
+    values = {"endpoint": endpoint, "most": most, "lease": timedelta(seconds=lease_s), "now": now}
+    return [(Lane(*row[:4]), _post(row[4:])) for row in connection.execute(_CLAIM, values)]
+
+
+def delivered(connection: Connection, lane: Lane, post: Post) -> Post | None:
+    """Delete a post that its endpoint has taken. Returns the next one, if the lane is still this process's. Raises Busy."""
+    return _next(connection, _DELIVERED, lane, post)
+
+
+def bury(connection: Connection, lane: Lane, post: Post, dead: str) -> Post | None:
+    """Make a post a dead letter and return the next one, both if the lane is still this process's. Raises Busy."""
+    return _next(connection, _BURY, lane, post, dead=dead)
+
+
+def try_later(connection: Connection, lane: Lane, post: Post, delay_s: float, now: datetime | None = None) -> None:
+    """Count a failed attempt and give the lane back until the next one, if it is still this process's. Raises Busy."""
+    values = {"delay": timedelta(seconds=delay_s), "now": now}
+    _require_free(connection.execute(_LATER, lane._asdict() | post._asdict() | values))
+
+
+def release(connection: Connection, lane: Lane, now: datetime | None = None) -> None:
+    """Give a lane back, or delete it if it has no posts any more. Raises Busy."""
+    values = lane._asdict() | {"now": now}
+    with connection.transaction():
+        _require_free(connection.execute(_LOCK, values))
+        connection.execute(_RELEASE, values)  # in a statement of its own, which sees what was written before the lock
+
+
+def _next(connection: Connection, statement: bytes, lane: Lane, post: Post, **values: object) -> Post | None:
+    return _post(_require_free(connection.execute(statement, lane._asdict() | post._asdict() | values)))
+
+
+def _require_free(cursor: Cursor[tuple[Any, ...]]) -> tuple[Any, ...]:
+    [(is_busy, *found)] = cursor.fetchall()
+    if is_busy:
+        raise Busy
+    return tuple(found)
+
+
+def _post(found: Sequence[Any]) -> Post | None:
+    return None if found[0] is None else Post(*found)
+
+
+_ENDPOINTS = b"""
+with recursive found (endpoint) as (
+  (select endpoint from lanes order by endpoint limit 1)
+   union all
+  select (select l.endpoint from lanes l where l.endpoint > found.endpoint order by endpoint limit 1)
+    from found where found.endpoint is not null)
+select endpoint from found where endpoint is not null
+"""  # each step is one look into the index, whatever the endpoints before have
+
+_NOW = "coalesce(%(now)s::timestamptz, now())"
+_POST = "id, body, attempts, version, number"
+_CLAIM = f"""
+with due as materialized (
+  select endpoint, policy, stream from lanes where endpoint = %(endpoint)s and next_attempt <= {_NOW}
+   order by next_attempt limit %(most)s for update skip locked),
+claimed as (
+  update lanes l set claimed = true, next_attempt = {_NOW} + %(lease)s from due
+   where (l.endpoint, l.policy, l.stream) = (due.endpoint, due.policy, due.stream)
+  returning l.endpoint, l.policy, l.stream, l.next_attempt)
+select c.*, p.* from claimed c left join lateral (
+  select {_POST} from posts where (endpoint, policy, stream) = (c.endpoint, c.policy, c.stream) and dead is null
+   order by version, number limit 1) p on true
+""".encode()  # noqa: S608
+
+_LANE = "endpoint = %(endpoint)s and policy = %(policy)s and stream = %(stream)s"
+_MINE = f"{_LANE} and next_attempt = %(lease)s"
+_HELD = f"with held as materialized (select from lanes where {_MINE} for update skip locked)"
+_IS_BUSY = f"not exists (select from held) and exists (select from lanes where {_MINE})"  # noqa: S608
+_NEXT = f"""
+(values (1)) one left join lateral (
+  select {_POST} from posts where {_LANE} and dead is null and (version, number) > (%(version)s, %(number)s)
+      and exists (select from lanes where {_MINE})
+   order by version, number limit 1) p on true
+"""  # noqa: S608
+# whoever has the lane by now: the endpoint has taken it
+_DELIVERED = f"""
+with free as materialized (select id from posts where id = %(id)s for update skip locked),
+gone as (delete from posts using free where posts.id = free.id)
+select not exists (select from free) and exists (select from posts where id = %(id)s), p.* from {_NEXT}
+""".encode()  # noqa: S608
+_BURY = f"""
+{_HELD}, dead as (update posts set dead = %(dead)s, attempts = attempts + 1 from held where id = %(id)s)
+select {_IS_BUSY}, p.* from {_NEXT}
+""".encode()  # noqa: S608
+_LATER = f"""
+{_HELD}, tried as (update posts set attempts = attempts + 1 from held where id = %(id)s),
+later as (update lanes set claimed = false, next_attempt = {_NOW} + %(delay)s from held where {_MINE})
+select {_IS_BUSY}
+""".encode()  # noqa: S608
+_LOCK = f"{_HELD} select {_IS_BUSY}".encode()
+_RELEASE = f"""
+with rest as materialized (select from posts where {_LANE} and dead is null limit 1),
+ended as (delete from lanes where {_MINE} and not exists (select from rest))
+update lanes set claimed = false, next_attempt = {_NOW} where {_MINE} and exists (select from rest)
+""".encode()  # noqa: S608
