@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -57,6 +57,10 @@ def served(endpoints: Endpoints) -> Iterator[int]:
             self.send_response(int(answer))
             self.send_header("content-length", "0")
             self.end_headers()
+
+        def handle(self) -> None:
+            with suppress(ConnectionError):  # its client has ended
+                super().handle()
 
         def log_message(self, *_: object) -> None: ...
 

@@ -40,6 +40,7 @@ SLICES = 8
 SETTLE_S = 0.4
 ACCOUNTS, DEPOTS, BROUGHT = 40, 4, 1_000_00
 POLICIES = ("parcels", "standing_orders", "transfers")
+OLD = "old policies"
 PARTS = ("handlers", "agents", "policies")
 POSTS_FROM = timedelta(days=9)
 """Before the loss of a database: the operator has posts made anew from there."""
@@ -62,11 +63,14 @@ class Month:
         """What the operator had to do, by the reason of a stuck process."""
         self.posts_since = datetime.min.replace(tzinfo=UTC)
         self.release = 1
+        self.waits = ""
+        """For what processes wait at the end."""
         self._open = ExitStack()
         self._crews: dict[str, Supervised] = {}
         self._copy: Path | None = None
         self._sending: list[Command] = []
         self._asked: list[tuple[Command, datetime]] = []
+        self._parcels = 0
         self._is_kafka_there = True
 
     def __enter__(self) -> Month:
@@ -214,17 +218,20 @@ class Month:
         self._start_all()
         since = datetime.now(UTC) - POSTS_FROM
         self.posts_since = max(self.posts_since, since)
-        self.samefold("policies", "resume", "--all", "--posts-from", f"{since:%FT%TZ}", "--yes")
+        self.samefold("policies", "resume", "--posts-from", f"{since:%FT%TZ}")
         return lambda: None
 
     # ── processes ──
 
     def _start(self, part: str) -> None:
-        made = getattr(supervisor, part)
-        place = f"{self.world.group_prefix}-{self.release}"
-        crew = Supervised(made(1, place), self._environment | tree.environment(self._code), self.folder / "logs")
-        self._crews[part] = crew
+        self._crews[part] = self._started(part, self.release)
+
+    def _started(self, part: str, release: int) -> Supervised:
+        children = getattr(supervisor, part)(1, f"{self.world.group_prefix}-{release}")
+        environment = self._environment | tree.environment(self.folder / f"release-{release}")
+        crew = Supervised(children, environment, self.folder / "logs" / f"{release}")
         crew.__enter__()
+        return crew
 
     def _start_all(self) -> None:
         for part in PARTS:
@@ -262,7 +269,8 @@ class Month:
             body = {"source": f"{source}", "target": f"{target}", "cents": cents, "on": f"{today}"}
             self._add(f"transfers/t{number}", "RequestTransfer", **body)
             depot = self.random.randrange(DEPOTS)
-            self._add(f"parcels/{number}", "SendParcel", depot=f"{depot}", number=number + 1)
+            self._parcels += 1
+            self._add(f"parcels/{self._parcels}", "SendParcel", depot=f"{depot}", number=self._parcels)
         if self._is_kafka_there:
             self._send()
 
@@ -283,28 +291,35 @@ class Month:
         self._send()
         if self.release == 1:  # which can't take in all parcels
             self.weather("deployment", timedelta(minutes=10))
-        until(self._all_ended, "all processes have ended")
+        try:
+            until(self._all_ended, "all processes have ended")
+        except AssertionError as error:
+            raise Found(f"{error}: {self.waits}") from error
         return self._counted()
 
     def _all_ended(self) -> bool:
         """Whether nothing waits but timers; an operator does what the documentation says about what is stuck."""
         jump(timedelta(hours=6))
         time.sleep(1)
+        needed: list[int] = [
+            version for policy in self.samefold("policies", "--json").values() for version in policy["needs"]
+        ]
+        if 1 in needed and self.release == 2 and OLD not in self._crews:  # the database is older, or new
+            self._crews[OLD] = self._started("policies", 1)
         waiting = self.samefold("processes", "--json", "--limit", "100000")["processes"]
-        for one in waiting:
-            if one["stuck"]:
-                self.repairs[one["why"].partition(":")[0]] += 1
-        if any(one["stuck"] for one in waiting):
-            lines = (
-                json.dumps(
-                    {"stream": f"depots/{depot}", "id": f"e{self.sent}", "type": "EnlargeDepot", "data": {"by": 500}}
-                )
-                for depot in range(DEPOTS)
-            )
-            self.sent += 1
-            self.samefold("send", "-", "--operator", "ada", "--wait", given="\n".join(lines))
-            self.samefold("outbox", "retry", "--policy", "parcels", "--yes")
-        return all(one["state"] == "timer" for one in waiting) and self._is_read()
+        if stuck := [one for one in waiting if one["stuck"]]:
+            self.repairs.update(one["first"][0]["why"].partition(": attempt")[0] for one in stuck)
+            self._repair()
+        self.waits = f"{needed} {json.dumps(waiting[:3])}"
+        has_ended = 1 not in needed and all(thing["what"] == "timer" for one in waiting for thing in one["first"])
+        return has_ended and self._is_read()
+
+    def _repair(self) -> None:
+        self.sent += 1
+        body = {"id": f"e{self.sent}", "type": "EnlargeDepot", "data": {"by": 500}}
+        lines = (json.dumps({"stream": f"depots/{depot}", **body}) for depot in range(DEPOTS))
+        self.samefold("send", "-", "--operator", "ada", "--wait", given="\n".join(lines))
+        self.samefold("outbox", "retry", "--policy", "parcels")
 
     def _is_read(self) -> bool:
         ends = topics.describe(self.world, self.world.events_topic).end
