@@ -37,6 +37,7 @@ PROGRAMS = {
     "demos": {},
     "bench-self": {},
     "new-services": {"proofs.one_fault": r"\d+ services"},
+    "weather": {"proofs.weather": r"\d+ months"},
 }
 """By part, modules that take --minutes and --seed, with what finds in what each prints how much it ran. After its programs come
 the tests that have the mark `prove(part=…)`."""
