@@ -48,11 +48,11 @@ def topics(
             ensure_public(settings, events)
         if has_personal_fields():
             ensure_keys(settings)
-    names = {settings.commands_topic: None, settings.events_topic: None} | dict.fromkeys(
-        existing(settings, Admin(settings))
-    )
-    found = [describe(settings, name) for name in names]
-    check(settings, [*names])
+    log = [settings.commands_topic, settings.events_topic]
+    found = [describe(settings, name) for name in log]
+    others = [name for name in existing(settings, Admin(settings)) if name not in log]
+    found += [describe(settings, name) for name in others]
+    check(settings, log + others)
 
     def text(found: dict[str, Any]) -> Iterator[Table]:
         rows = (

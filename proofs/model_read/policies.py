@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from copy import deepcopy
 from datetime import UTC, datetime
 from functools import partial
@@ -17,7 +18,7 @@ from infra.log import clients, topics
 from infra.log.records import Command, Record
 from infra.log.topics import Topic
 from infra.settings import Settings
-from policies.engine.activations import EVER, activations_of, resume, start_new, switch
+from policies.engine.activations import EVER, NotHeld, activations_of, resume, start_new, switch
 from policies.engine.relay import mark_sent, read_unsent
 from policies.engine.sender import Row, Sender
 from policies.engine.worker import LOOK_AGAIN_S, PolicyWorker, difference
@@ -120,7 +121,7 @@ class PolicyWorld(World):
         self.keeps_flying = False
         self.unanswered = 0
         if self.tables["activations"]:  # a copy from before it was made live is held until then
-            self.alone(lambda: self.play.add("operator", partial(resume, self.settings, None, EVER)))
+            self.alone(lambda: self.play.add("operator", partial(_resume, self.settings)))
         for _ in range(ROUNDS):
             for version in self.judge.made_live():
                 self.alone(PolicyAgent(self, f"settler{version}", version, 100).start)
@@ -282,6 +283,11 @@ class _Relay:
 
 
 # ── steps of a scenario ──
+
+
+def _resume(settings: Settings) -> None:
+    with suppress(NotHeld):
+        resume(settings, None, EVER)
 
 
 def policy_agent(name: str, version: int, batch: int) -> Callable[[PolicyWorld], None]:

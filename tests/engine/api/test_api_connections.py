@@ -24,6 +24,7 @@ import pytest
 from psycopg_pool import PoolTimeout
 
 from api import server, services
+from infra.database.connect import parameters
 from infra.database.deadline import Pool
 from infra.settings import Settings
 from infra.testing.waiting import DEADLINE_S, until
@@ -218,7 +219,8 @@ def test_a_request_that_gets_no_connection_in_time_leaves_nothing_behind(world: 
         return weakref.ref(asked)
 
     async def refused() -> weakref.ref[Asked]:
-        pool = Pool(world.database, seconds=DEADLINE_S, min_size=1, max_size=1, open=False)
+        session = parameters(world, "test")
+        pool = Pool(session.pop("conninfo"), kwargs=session, seconds=DEADLINE_S, min_size=1, max_size=1, open=False)
         async with pool, pool.connection():
             return await ask(pool)
 

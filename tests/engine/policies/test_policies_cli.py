@@ -289,7 +289,7 @@ def test_wishes_are_chosen_by_policy_endpoint_reason_and_age_in_steps(
     assert answer(cli, "outbox", "retry", "--endpoint", "crm", "--reason", "gone") == nothing
     assert answer(cli, "outbox", "retry", "--endpoint", "crm", "--reason", "gave-up: attempt 1") == nothing
     for command in ("retry", "drop"):
-        assert cli("outbox", command, "--policy", "nosuch").stderr.startswith("unknown-policy: ")
+        assert "unknown-policy: " in cli("outbox", command, "--policy", "nosuch").stderr
     assert answer(cli, "outbox", "retry", "--endpoint", "crm", "--reason", "gave-up: attempt 10") == {
         "retried": 5,
         "left": 0,

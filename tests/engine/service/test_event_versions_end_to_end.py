@@ -69,9 +69,10 @@ CHANGED: Edits = {
     "projections/daily_totals.py": [("change(event), event.cents)", "change(event), abs(change(event)))")],
     "policies/public.py": [
         ("AccountClosed, AccountOpened,", "AccountClosed, AccountCreated,"),
-        ("    AccountOpened\n", "    AccountCreated\n"),
+        ("    AccountOpened |", "    AccountCreated |"),
         ("case AccountOpened(", "case AccountCreated("),
-        ("MoneyDeposited(cents=cents,", "MoneyDeposited(amount=cents,"),
+        ("Movement, kind", "Movement, change, kind"),
+        ("cents=event.cents", "cents=abs(change(event))"),
     ],
 }
 

@@ -379,7 +379,7 @@ def _make_again(shop: Shop, *engine: str) -> None:
 def _require_search_finds(shop: Shop) -> None:
     found, service = shop.places(CONTROL), shop.author.service.folder.name
     topics = {f"topic {service}.{name}" for name in ("commands", "events", "public")}
-    assert topics | {"file kafka", "file postgres", "archive", "table outbox", "table posts"} <= found
+    assert topics | {"file kafka", "file postgres", "archive", "table posts"} <= found
     tables = {
         f"table {name}" for (name,) in shop.execute("select tablename from pg_tables where tablename like 'names_v1%'")
     }
