@@ -17,12 +17,13 @@ from domain.language import kebab
 from infra.domain_model import storable
 from infra.domain_model.contexts import Context, contexts, decode_event, read_released
 from infra.domain_model.released import FOLDER, KINDS, Kind, golden_bodies, read
-from infra.domain_model.results import POLICY, results
+from infra.domain_model.results import results
 from infra.domain_model.schemas import changes, schema_of
 from infra.domain_model.value_limits import plain_times
 from infra.domain_model.versions import UPCASTER_IMPORT, stored_name, stored_type, type_of, version_of
 from infra.errors import SamefoldError, in_words
 from policies.engine.policy import PUBLIC
+from projections.engine.fold.errors import POLICY
 from projections.engine.views.view import Kind as ViewKind
 from projections.engine.views.view import View
 

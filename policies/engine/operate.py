@@ -282,7 +282,9 @@ update outbox set kind = 'dropped', body = null, then_type = null, otherwise_typ
  where id = any(%s) and {_MAY_BE_SENT}
 """.encode()  # noqa: S608
 _CAN_BE_SENT = f"dead is not null and dead not like '{DeadReason.INVALID_WISH}%%' and outcome is null"
-_REJECTED = b"select id from outbox where id = any(%s) and dead like 'refused: %%' order by id for update"
+_REJECTED = f"""
+select id from outbox where id = any(%s) and dead like '{DeadReason.REFUSED}: %%' order by id for update
+""".encode()  # noqa: S608
 _AGAIN = f"update outbox set dead = null where id = any(%s) and {_CAN_BE_SENT}".encode()  # noqa: S608
 
 

@@ -425,7 +425,7 @@ made ({_listed(_MADE)}) as (
               then '{{"refusal":' || to_json(refusal)::text || case f_body when '{{}}' then '}}' else ',' || substr(f_body, 2) end
               else f_body end,
          f_fingerprint, case suffix when '{LATER}' then now() + after_ms * interval '1 ms' end, steps, id,
-         case when steps > {MOST_DEPTH} then '{_TOO_DEEP}' end, {_listed(_LATER, "case when suffix <> '~later' then {0} end")}
+         case when steps > {MOST_DEPTH} then '{_TOO_DEEP}' end, {_listed(_LATER, f"case when suffix <> '{LATER}' then {{0}} end")}
     from following)
 insert into outbox as t ({_listed(_MADE)}) select {_listed(_MADE)} from made order by id
     on conflict (id) do update set {_listed(_MADE[1:], "{0} = coalesce(t.{0}, excluded.{0})")}
