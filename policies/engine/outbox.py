@@ -13,9 +13,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import re
-import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -52,8 +50,7 @@ MOST_WISHES = 1_000
 MOST_DEPTH = 50
 """Wishes that lead to one another without a timer or a client in between. A longer chain is a cycle of policies."""
 CHANNEL = "samefold_outbox"
-"""The channel of PostgreSQL's notifications: a batch of that PROCESS changed the outbox."""
-PROCESS = f"{socket.gethostname()}:{os.getpid()}"
+"""The channel of PostgreSQL's notifications: commands were wished."""
 ANY = "*"
 """The fingerprint of a wished command that has older versions: where the database was restored to before the release, the wish is
 made again, and the command that was decided under its id is one of those.
@@ -106,12 +103,11 @@ class Wish(NamedTuple):
     """Why it can't be sent. Then neither target nor body is kept."""
 
 
-Offer = Callable[[Sequence[tuple[Any, ...]] | None], None]
-"""Takes the rows (columns of `SENDABLE`) that a committed batch left to be sent at once; None if they are not known."""
+def view_of(policy: Policy, posted: Callable[[], None] | None = None, *, with_outcomes: bool = True) -> View:
+    """The policy as its agent folds it; without outcomes for a replay of parked events, when all of them have been read.
 
-
-def view_of(policy: Policy, offer: Offer | None = None, *, with_outcomes: bool = True) -> View:
-    """The policy as its agent folds it; without outcomes for a replay of parked events, when all of them have been read."""
+    `posted` is called, but not always, when a batch has left posts.
+    """
     of = [
         context.name for context in contexts().values() if not policy.subscription.isdisjoint(context.events.values())
     ]
@@ -127,7 +123,7 @@ def view_of(policy: Policy, offer: Offer | None = None, *, with_outcomes: bool =
         shape="",
         on_poison=policy.on_poison,
         agent=policy.agent,
-        write=partial(_writes, policy, offer, with_outcomes),
+        write=partial(_writes, policy, posted, with_outcomes),
     )
 
 
@@ -282,15 +278,17 @@ _TYPES = {
 _COLUMNS = tuple(_TYPES)
 
 
-def _writes(policy: Policy, offer: Offer | None, with_outcomes: bool, batches: Sequence[Changes]) -> list[Statement]:
+def _writes(
+    policy: Policy, posted: Callable[[], None] | None, with_outcomes: bool, batches: Sequence[Changes]
+) -> list[Statement]:
     rows: dict[str, _Row] = {}
-    posted: list[Wish] = []
+    new_posts: list[Wish] = []
     for batch in batches:
         if wishes := batch.added[policy.agent]:
             commits = {offset: commit for offset, _, commit in batch.counted}
             for wish in wishes:
                 if wish.kind == "post":
-                    posted.append(wish)
+                    new_posts.append(wish)
                 else:
                     rows.setdefault(wish.id, {}).update(_first_half(wish, commits[wish.at.offset]))
         if with_outcomes:
@@ -298,27 +296,25 @@ def _writes(policy: Policy, offer: Offer | None, with_outcomes: bool, batches: S
             for _, _, commit in batch.counted:
                 if commit.command_id.startswith(prefix):
                     rows.setdefault(commit.command_id, {}).update(_second_half(commit))
-    statements = posts.writes(policy.name, posted, offer and (lambda _: offer(())))
+    statements = posts.writes(policy.name, new_posts, posted)
     if not rows:
         return statements
-    ids = sorted(rows)
-    known, chain = {"policy": policy.name}, _chain(ids)
+    ids, known = sorted(rows), {"policy": policy.name}
+    upsert = Statement(_UPSERT, _arrays([rows[ident] | known | {"id": ident} for ident in ids]))
+    return [*statements, upsert, *_ends(ids)]
+
+
+def _ends(ids: list[str]) -> list[Statement]:
+    """End what has both halves of these, of what may follow, and of what may follow that: outcomes may be there before commands."""
+    first = _following(ids)
+    chain = [ids, first, _following(first)]
     every = binary_arrays.texts(sorted(one for some in chain for one in some))
     return [
-        *statements,
-        Statement(_UPSERT, _arrays([rows[ident] | known | {"id": ident} for ident in ids])),
         *(Statement(_MEET, [binary_arrays.texts(some)]) for some in chain),
         Statement(_DIE, [every]),
         Statement(_BURIED, [every], tell_dead),
-        Statement(_NOTIFY, [CHANNEL, PROCESS]),
-        *([Statement(_SENDABLE, [every], offer)] if offer else ()),
+        Statement(_NOTIFY, []),
     ]
-
-
-def _chain(ids: list[str]) -> list[list[str]]:
-    """These ids, those of what may follow, and of what may follow that: outcomes may be there before their commands."""
-    first = _following(ids)
-    return [ids, first, _following(first)]
 
 
 def _following(ids: Iterable[str]) -> list[str]:
@@ -331,7 +327,6 @@ def refuse(connection: Connection, ident: str, why: str) -> bool:
     with connection.transaction():
         connection.execute(_REJECT, [DeadReason.REFUSED_BY_KAFKA, ident])
         _join(connection, [ident])
-        connection.execute(_NOTIFY, [CHANNEL, ""])  # not as this process, whose relay reads what follows
         return connection.execute(_BURY, [f"{DeadReason.REFUSED_BY_KAFKA}: {why}", ident]).rowcount > 0
 
 
@@ -343,12 +338,10 @@ def again(connection: Connection, idents: Sequence[str]) -> None:
 
 
 def _join(connection: Connection, ids: list[str]) -> None:
-    chain = _chain(ids)
-    every = [one for some in chain for one in some]
-    for some in chain:
-        connection.execute(_MEET, [some])
-    connection.execute(_DIE, [every])
-    tell_dead(connection.execute(_BURIED, [every]).fetchall())
+    for query, parameters, answer in _ends(ids):
+        cursor = connection.execute(query, parameters)
+        if answer is not None:
+            answer(cursor.fetchall())
 
 
 def _first_half(wish: Wish, commit: Commit) -> _Row:
@@ -455,12 +448,4 @@ insert into outbox as t (id, {_listed(_WISHED)}) select new, {_listed(_WISHED)} 
     on conflict (id) do update set {_listed(_WISHED, "{0} = coalesce(t.{0}, excluded.{0})")}
 """.encode()  # noqa: S608
 
-_NOTIFY = b"select pg_notify(%s, %s)"
-
-SENDABLE = "id, policy, partition, stream, target, type, body, due, depth, correlation_id, causation_id"
-_SENDABLE = f"""
-with written as materialized (select * from outbox where id = any(%s))
-select {SENDABLE} from written
- where kind = 'send' and due is null and sent_at is null and dead is null
- order by partition, stream, version, number
-""".encode()  # noqa: S608  # materialized: a plan from when the table was empty scans the index of all that is unsent
+_NOTIFY = f"notify {CHANNEL}".encode()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+import socket
 import threading
 import time
 from collections import deque
@@ -17,7 +18,6 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
 from uuid import uuid4
 
 import msgspec
@@ -33,7 +33,7 @@ from infra.observability import logs
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
 from policies.engine.dead_letters import DeadReason
-from policies.engine.outbox import CHANNEL, PROCESS, SENDABLE, refuse
+from policies.engine.outbox import CHANNEL, refuse
 from policies.engine.sender import Row, Sender
 from projections.engine.store.command_types import CommandType, live_types, own_types
 
@@ -73,7 +73,7 @@ timers as (
      where o.policy = mine.policy and o.partition = mine.partition and {_UNSENT} and due is not null and due <= %(until)s
      order by due, stream, version, number limit %(most)s) o
    order by due, partition, stream, version, number limit %(most)s)
-select {SENDABLE} from (select * from at_once union all select * from timers) unsent
+select {", ".join(Row._fields)} from (select * from at_once union all select * from timers) unsent
  order by due nulls first, partition, stream, version, number
 """  # noqa: S608  # each limit ends the walk through an index that has this order, however many rows are behind it
 
@@ -141,14 +141,11 @@ class Relay:
         self._kafka = clients.Connection(f"relay {name}")
         self._producer = clients.LastingProducer(settings, f"relay {name}", self._kafka)
         self._sender = Sender()
-        self._holder = f"{PROCESS} {uuid4()}"
+        self._holder = f"{socket.gethostname()}:{os.getpid()} {uuid4()}"
         self._held: dict[str, set[int]] = {}
         """By policy, the partitions whose commands this process sends: two releases have all of them for a while."""
         self._wanted = set[tuple[str, int]]()
         self._claim_at = 0.0
-        self._offered: deque[Sequence[tuple[Any, ...]] | None] = deque()
-        self._caught_up: set[tuple[str, int]] = set()
-        """(policy, partition) whose unsent rows are all known here. Offers of others would overtake rows that are not."""
         self._live = frozenset[CommandType]()
         """Types that handlers decide, as of when another one was last met."""
         self._newer: dict[tuple[str, int], tuple[str, CommandType]] = {}
@@ -163,15 +160,6 @@ class Relay:
     def stop(self) -> None:
         self._stopping.set()
         self._wake()
-
-    def offer(self, rows: Sequence[tuple[Any, ...]] | None) -> None:
-        """Send these rows of the outbox, which were just committed, without reading them again. Thread-safe.
-
-        None: a batch may have left rows that are not known here.
-        """
-        if rows or rows is None:
-            self._offered.append(rows)
-            self._wake()
 
     def run(self) -> None:
         """Raises TopicChanged, and the errors of Kafka and the database that do not pass."""
@@ -196,7 +184,6 @@ class Relay:
 
     def _serve(self, connection: Connection) -> None:
         connection.execute(f"listen {CHANNEL}")
-        self._caught_up.clear()  # what other processes notified of before is lost
         topic = self._topic = self._topic or self._known_topic(connection)
         self._live, self._newer = live_types(connection), {}
         while (missing := own_types() - self._live) and not self._stopping.is_set():
@@ -210,16 +197,15 @@ class Relay:
         while not self._stopping.is_set():
             self._take_reports(connection)
             mine = self._claimed(connection)
-            if not self._take_offers(mine) or time.monotonic() >= read_at:
+            if time.monotonic() >= read_at:
                 self._mark(connection, topic)
                 read_at = time.monotonic() + self._read(connection, mine)
                 self._status.well("stores", "Kafka and the database are available again")
             # also those that came with a statement's answer, after which the connection has nothing to read
-            if any(one.payload != PROCESS for one in connection.notifies(timeout=0)):
+            if [*connection.notifies(timeout=0)]:
                 read_at = 0.0
-                self._caught_up.clear()
                 continue
-            # notifications of other processes, rows of this one, acknowledgements, or the time
+            # notifications of batches, acknowledgements, or the time
             pause = max(read_at - time.monotonic(), 0)
             waiting = select.poll()  # select() takes no file above 1,023
             for file in (connection.fileno(), self._wake_read):
@@ -248,27 +234,9 @@ class Relay:
 
     # ── out of the database ──
 
-    def _take_offers(self, mine: Mapping[str, Collection[int]]) -> bool:
-        """Send what was offered. Returns whether that was all there is to know."""
-        self._caught_up &= _pairs(mine)
-        complete = True
-        while self._offered:
-            offered = self._offered.popleft()
-            if offered is None or self._sender.known >= MOST_KNOWN:
-                self._caught_up.clear()
-                complete = False
-                continue
-            rows = [Row._make(row) for row in offered]
-            taken = [row for row in rows if (row.policy, row.partition) in self._caught_up]
-            complete = complete and len(taken) == len(rows)
-            for row in self._sender.unsent(taken, self._clock())[0]:
-                self._send(row)
-        return complete
-
     def _read(self, connection: Connection, mine: Mapping[str, Collection[int]]) -> float:
         """Send what is due. Returns the seconds until there may be more."""
         self._sender.assigned(mine)
-        self._caught_up.clear()
         self._release(connection, mine)
         pairs = _pairs(mine) - self._newer.keys()
         if not pairs:
@@ -284,7 +252,6 @@ class Relay:
         timers = sum(row.due is not None for row in rows)
         if max(timers, len(rows) - timers) == most:
             return PAGE_S
-        self._caught_up.update(pairs - self._newer.keys())
         return (due - now).total_seconds() if due else LOOK_S
 
     def _is_decided(self, connection: Connection, row: Row) -> bool:

@@ -16,7 +16,7 @@ MARK_S = 1.0
 
 
 class Row(NamedTuple):
-    """A command in the outbox that has not been sent: the columns of `SENDABLE`."""
+    """A command in the outbox that has not been sent; its columns."""
 
     id: str
     policy: str

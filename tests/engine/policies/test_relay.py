@@ -163,7 +163,7 @@ def test_what_waits_behind_a_command_that_nobody_decides_goes_on_when_that_is_dr
         until(lambda: sent(world) == ["1", "3"], "the last one is sent")
 
 
-def test_what_a_batch_offers_does_not_overtake_rows_that_no_page_had_room_for(
+def test_what_no_page_had_room_for_is_read_at_once(
     world: Settings, db: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside a timer, which has a page of its own."""
@@ -175,8 +175,6 @@ def test_what_a_batch_offers_does_not_overtake_rows_that_no_page_had_room_for(
     one, asked = Relay(world, "r1", lambda: mine, Clock()), list[Row]()
     monkeypatch.setattr(one, "_send", asked.append)
     assert one._read(db, mine) == relay_engine.PAGE_S
-    one.offer([Row("031", "saving", 0, "accounts/z", "accounts/b", "Deposit", "{}", None, 1, "c", "c")])
-    assert not one._take_offers(mine), "the outbox has more"
     assert {row.id for row in asked} == {"001", "timer"}
 
 
@@ -268,10 +266,6 @@ def test_commands_that_kafka_does_not_take_wait_in_the_outbox_not_in_memory(
     for _ in range(20):
         one._read(db, mine)
     assert [row.id for row in asked] == [f"{version:03}" for version in range(1, 31)]
-    one._caught_up.add(("saving", 0))
-    one.offer([Row("w", "saving", 0, "accounts/z", "accounts/b", "Deposit", "{}", None, 1, "c", "c")])
-    assert not one._take_offers(mine), "the outbox has more"
-    assert len(asked) == 30
     for row in asked[:]:
         one._sender.acknowledged(row, 0)
     one._sender.marked([row.id for row in asked])

@@ -35,7 +35,6 @@ from policies.engine.operate import Which, retry
 from policies.engine.outbox import FollowUp, Wish
 from policies.engine.posts import Post, writes
 from policies.engine.webhooks import DELAYS_S, Webhooks
-from projections.engine.store.commit import prepare
 from projections.engine.views.event_context import At
 from tests.engine.policies.webhook_receiver import MOODS
 
@@ -125,10 +124,8 @@ def put(
     settings: Settings, endpoint: str, stream: str, versions: Collection[int], policy: str = "letters"
 ) -> list[str]:
     """Posts, as a policy's batch writes them; their ids."""
-    with connect(settings, "test") as db:
-        prepare(db)
-        with db.transaction():
-            return written(db, endpoint, stream, versions, policy)
+    with connect(settings, "test") as db, db.transaction():
+        return written(db, endpoint, stream, versions, policy)
 
 
 def written(
