@@ -9,7 +9,7 @@ import argparse
 import asyncio
 import gc
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import NoReturn
@@ -70,9 +70,10 @@ class Policies:
             self.error = error
             self._ended.set()
 
-    def partitions(self) -> Mapping[str, Collection[int]]:
-        """The partitions that this process has now, by policy. Thread-safe."""
-        return {name: agent.reader.own_partitions for name, agent in [*self._agents.items()]}
+    def partitions(self) -> set[tuple[str, int]]:
+        """The (policy, partition) that this process has now. Thread-safe."""
+        agents = [*self._agents.items()]
+        return {(name, partition) for name, agent in agents for partition in agent.reader.own_partitions}
 
     async def _host(self, policy: Policy) -> None:
         """Run the policy's agent, and start it again after an error."""

@@ -13,11 +13,12 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from typing import Any
 from uuid import uuid4
 
 import msgspec
@@ -78,22 +79,12 @@ select {", ".join(Row._fields)} from (select * from at_once union all select * f
 """  # noqa: S608  # each limit ends the walk through an index that has this order, however many rows are behind it
 
 
-def read_unsent(connection: Connection, mine: Sequence[tuple[str, int]], until: datetime, most: int) -> Iterator[Row]:
+def read_unsent(connection: Connection, mine: Set[tuple[str, int]], until: datetime, most: int) -> Iterator[Row]:
     """The first unsent rows of these (policy, partition) that are due by then, in the order in which they are to be sent.
 
     At most so many that are sent at once, and as many timers: neither crowds the other out.
     """
-    policies, partitions = (list(column) for column in zip(*mine, strict=True))
-    values = {"policies": policies, "partitions": partitions, "until": until, "most": most}
-    return map(Row._make, connection.execute(_READ, values))
-
-
-def still_unsent(connection: Connection, ids: Sequence[str]) -> set[str]:
-    """Those of these rows that are to be sent still."""
-    return {ident for (ident,) in connection.execute(_STILL_UNSENT, [ids])}
-
-
-_STILL_UNSENT = f"select id from outbox where id = any(%s) and {_UNSENT}".encode()  # noqa: S608
+    return map(Row._make, connection.execute(_READ, _columns(mine) | {"until": until, "most": most}))
 
 
 def mark_sent(connection: Connection, ids: Sequence[str]) -> None:
@@ -115,21 +106,22 @@ def _names(types: Collection[CommandType]) -> str:
     return ", ".join(sorted(map(str, types)))
 
 
-def _pairs(mine: Mapping[str, Collection[int]]) -> set[tuple[str, int]]:
-    return {(policy, partition) for policy, partitions in mine.items() for partition in partitions}
+def _columns(mine: Set[tuple[str, int]]) -> dict[str, Any]:
+    ordered = sorted(mine)
+    return {"policies": [policy for policy, _ in ordered], "partitions": [partition for _, partition in ordered]}
 
 
 class Relay:
     """Sends due commands of these policies' partitions until `stop`. `run` blocks, in a thread of its own.
 
-    `mine` returns the partitions that this process has now, by policy. `clock` is the time that timers go by.
+    `mine` returns the (policy, partition) that this process has now. `clock` is the time that timers go by.
     """
 
     def __init__(
         self,
         settings: Settings,
         name: str,
-        mine: Callable[[], Mapping[str, Collection[int]]],
+        mine: Callable[[], Set[tuple[str, int]]],
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.settings = settings
@@ -142,14 +134,16 @@ class Relay:
         self._producer = clients.LastingProducer(settings, f"relay {name}", self._kafka)
         self._sender = Sender()
         self._holder = f"{socket.gethostname()}:{os.getpid()} {uuid4()}"
-        self._held: dict[str, set[int]] = {}
-        """By policy, the partitions whose commands this process sends: two releases have all of them for a while."""
-        self._wanted = set[tuple[str, int]]()
+        self._held: Set[tuple[str, int]] = set()
+        """(policy, partition) whose commands this process sends: two releases have all of them for a while."""
+        self._wanted: Set[tuple[str, int]] = set()
         self._claim_at = 0.0
         self._live = frozenset[CommandType]()
         """Types that handlers decide, as of when another one was last met."""
-        self._newer: dict[tuple[str, int], tuple[str, CommandType]] = {}
+        self._newer: dict[tuple[str, int], CommandType] = {}
         """(policy, partition) whose next command has a type that no handler decides yet: another release's process wished it."""
+        self._newer_until = 0.0
+        """Then what waits there is read again: handlers may decide it by now, or an operator has dropped it."""
         self._admin = topics.Admin(settings)
         self._reports: deque[tuple[Row, KafkaError | None]] = deque()
         self._topic: topics.Topic | None = None
@@ -185,7 +179,7 @@ class Relay:
     def _serve(self, connection: Connection) -> None:
         connection.execute(f"listen {CHANNEL}")
         topic = self._topic = self._topic or self._known_topic(connection)
-        self._live, self._newer = live_types(connection), {}
+        self._live = live_types(connection)
         while (missing := own_types() - self._live) and not self._stopping.is_set():
             self._tell_undecided(missing)
             self._stopping.wait(PAUSE_S)
@@ -215,43 +209,41 @@ class Relay:
                 os.read(self._wake_read, 1_000)
         connection.execute(_RELEASE, [self._holder])
 
-    def _claimed(self, connection: Connection) -> Mapping[str, Collection[int]]:
-        """Of the partitions that this process has now, those that no other relay serves, by policy."""
-        wanted = _pairs(self._mine())
+    def _claimed(self, connection: Connection) -> Set[tuple[str, int]]:
+        """Of what this process has now, that which no other relay serves."""
+        wanted = self._mine()
         if wanted != self._wanted:
             connection.execute(_RELEASE, [self._holder])
         elif time.monotonic() < self._claim_at:
             return self._held
-        policies, partitions = (list(column) for column in zip(*sorted(wanted), strict=True)) if wanted else ([], [])
         lease_s = self.settings.session_timeout_ms / 1_000
-        values = {"policies": policies, "partitions": partitions, "holder": self._holder, "seconds": lease_s}
-        self._held, self._wanted = {}, wanted
-        held = connection.execute(_CLAIM, values).fetchall()
-        for policy, partition in held:
-            self._held.setdefault(policy, set()).add(partition)
-        self._claim_at = time.monotonic() + (lease_s / 4 if len(held) == len(wanted) else LOOK_S)
+        self._held, self._wanted = set(), wanted
+        found = connection.execute(_CLAIM, _columns(wanted) | {"holder": self._holder, "seconds": lease_s})
+        self._held = {(policy, partition) for policy, partition in found}
+        self._claim_at = time.monotonic() + (lease_s / 4 if self._held == wanted else LOOK_S)
         return self._held
 
     # ── out of the database ──
 
-    def _read(self, connection: Connection, mine: Mapping[str, Collection[int]]) -> float:
+    def _read(self, connection: Connection, mine: Set[tuple[str, int]]) -> float:
         """Send what is due. Returns the seconds until there may be more."""
         self._sender.assigned(mine)
-        self._release(connection, mine)
-        pairs = _pairs(mine) - self._newer.keys()
-        if not pairs:
+        if time.monotonic() >= self._newer_until:
+            self._newer, self._newer_until = {}, time.monotonic() + LOOK_S
+        if not (mine := mine - self._newer.keys()):
             return LOOK_S / 4
         if self._sender.known >= MOST_KNOWN:
             return PAUSE_S
         now = self._clock()
         most = MOST + self._sender.known
-        rows = list(read_unsent(connection, sorted(pairs), now + timedelta(seconds=LOOK_S), most))
+        rows = list(read_unsent(connection, mine, now + timedelta(seconds=LOOK_S), most))
         send, due = self._sender.unsent([row for row in rows if self._is_decided(connection, row)], now)
         for row in send:
             self._send(row)
         timers = sum(row.due is not None for row in rows)
         if max(timers, len(rows) - timers) == most:
             return PAGE_S
+        self._tell_undecided({*self._newer.values()})
         return (due - now).total_seconds() if due else LOOK_S
 
     def _is_decided(self, connection: Connection, row: Row) -> bool:
@@ -263,21 +255,8 @@ class Relay:
             self._live = live_types(connection)
         if kind in self._live:
             return True
-        self._newer[pair] = row.id, kind
-        self._tell_undecided({kind})
+        self._newer[pair] = kind
         return False
-
-    def _release(self, connection: Connection, mine: Mapping[str, Collection[int]]) -> None:
-        """Go on where handlers decide by now what had to wait, or an operator has dropped it."""
-        if self._newer:
-            self._live = live_types(connection)
-            pairs, waiting = _pairs(mine), still_unsent(connection, [ident for ident, _ in self._newer.values()])
-            self._newer = {
-                pair: (ident, kind)
-                for pair, (ident, kind) in self._newer.items()
-                if pair in pairs and ident in waiting and kind not in self._live
-            }
-            self._tell_undecided({kind for _, kind in self._newer.values()})
 
     def _tell_undecided(self, types: Collection[CommandType]) -> None:
         if types:  # sent now, they would be rejected as malformed

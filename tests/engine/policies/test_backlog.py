@@ -80,7 +80,7 @@ def test_a_backlog_costs_as_much_whether_it_is_a_thousand_or_a_million(world: Se
 
 def calls(world: Settings, db: Connection, plain: Connection) -> dict[str, Callable[[], object]]:
     agent, numbers = Agent(db, world, policy(saving)), count(1)
-    mine = [("saving", partition) for partition in range(4)]
+    mine = {("saving", partition) for partition in range(4)}
     page = queries.page(all_views()["balances"], "balances_v2", world.events_topic, {}, None, 10)
 
     def batch() -> None:

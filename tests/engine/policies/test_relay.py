@@ -51,12 +51,16 @@ def db(world: Settings) -> Iterator[Connection]:
         yield connection
 
 
+def all_of(world: Settings) -> set[tuple[str, int]]:
+    return {("saving", partition) for partition in range(world.partitions)}
+
+
 @contextmanager
 def relay(
     world: Settings, clock: Callable[[], datetime] | None = None, name: str = "r1"
 ) -> Iterator[list[BaseException]]:
     """A relay that looks and marks often; what ended it."""
-    running = Relay(world, name, lambda: {"saving": range(world.partitions)}, clock or Clock())
+    running = Relay(world, name, lambda: all_of(world), clock or Clock())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(relay_engine, "LOOK_S", 0.1)
         patch.setattr(sender_engine, "MARK_S", 0.1)
@@ -171,7 +175,7 @@ def test_what_no_page_had_room_for_is_read_at_once(
     for version in range(1, 31):
         wish(db, f"{version:03}", version=version)
     wish(db, "timer", stream="accounts/t", due=-HOUR)
-    mine = {"saving": range(world.partitions)}
+    mine = all_of(world)
     one, asked = Relay(world, "r1", lambda: mine, Clock()), list[Row]()
     monkeypatch.setattr(one, "_send", asked.append)
     assert one._read(db, mine) == relay_engine.PAGE_S
@@ -229,8 +233,7 @@ def test_commands_that_are_sent_at_once_and_timers_do_not_crowd_each_other_out(w
     for number in range(9):
         wish(db, f"at once {number}", version=number)
         wish(db, f"timer {number}", version=number, due=timedelta(seconds=number - 9))
-    mine = [("saving", partition) for partition in range(world.partitions)]
-    found = [row.id for row in read_unsent(db, mine, NOW, 2)]
+    found = [row.id for row in read_unsent(db, all_of(world), NOW, 2)]
     assert found == ["at once 0", "at once 1", "timer 0", "timer 1"]
 
 
@@ -260,7 +263,7 @@ def test_commands_that_kafka_does_not_take_wait_in_the_outbox_not_in_memory(
     monkeypatch.setattr(relay_engine, "MOST_KNOWN", 30)
     for version in range(1, 101):
         wish(db, f"{version:03}", version=version, target=f"accounts/{version}")
-    mine = {"saving": range(world.partitions)}
+    mine = all_of(world)
     one, asked = Relay(world, "r1", lambda: mine, Clock()), list[Row]()
     monkeypatch.setattr(one, "_send", asked.append)
     for _ in range(20):
@@ -279,7 +282,7 @@ def test_commands_that_kafka_does_not_take_wait_in_the_outbox_not_in_memory(
 def test_a_page_is_read_without_the_rest_however_many_wait(world: Settings, due: str) -> None:
     """Planned when the outbox was empty, as in a process that has run for a while."""
     upgrade(world)
-    mine, until_then = [("saving", partition) for partition in range(world.partitions)], datetime.now(UTC)
+    mine, until_then = all_of(world), datetime.now(UTC)
 
     def read(db: Connection) -> int:
         [(rows,)] = db.execute(
