@@ -87,18 +87,18 @@ class Wish(NamedTuple):
     id: str
     kind: str
     number: int
-    target: str | None
-    type: str | None
-    body: str | None
-    fingerprint: str | None
-    due: datetime | None
-    then: FollowUp
-    otherwise: FollowUp
-    later: FollowUp
-    after_ms: int | None
-    expected: str | None
-    """The codes of rejections that need no follow-up, each after a space."""
     at: At
+    target: str | None = None
+    type: str | None = None
+    body: str | None = None
+    fingerprint: str | None = None
+    due: datetime | None = None
+    then: FollowUp = FollowUp()
+    otherwise: FollowUp = FollowUp()
+    later: FollowUp = FollowUp()
+    after_ms: int | None = None
+    expected: str | None = None
+    """The codes of rejections that need no follow-up, each after a space."""
     dead: str | None = None
     """Why it can't be sent. Then neither target nor body is kept."""
 
@@ -171,13 +171,9 @@ def _made(wish: Any, ident: str, number: int, at: At) -> Iterator[Wish]:
                 yield from _made(follows, ident, number, at)
 
 
-_NO_FOLLOW_UPS = (FollowUp(), FollowUp(), FollowUp(), None, None)
-
-
 def _dead(ident: str, kind: str, number: int, why: str, at: At) -> Wish:
     # with a fingerprint that no command has: an outcome under this id, of a restored log, does not end it
-    dead = f"{DeadReason.INVALID_WISH}: {why}"
-    return Wish(ident, kind, number, None, None, None, "", None, *_NO_FOLLOW_UPS, at, dead)
+    return Wish(ident, kind, number, at, fingerprint="", dead=f"{DeadReason.INVALID_WISH}: {why}")
 
 
 def _post(wish: Post, ident: str, number: int, at: At) -> Wish:
@@ -188,7 +184,7 @@ def _post(wish: Post, ident: str, number: int, at: At) -> Wish:
         body = json.dumps(msgspec.to_builtins(wish.body, str_keys=True), ensure_ascii=False, allow_nan=False)
     except ValueError:
         raise InvalidWish("the body of a Post has a number that JSON can't hold") from None
-    return Wish(ident, "post", number, wish.endpoint, None, body, None, None, *_NO_FOLLOW_UPS, at)
+    return Wish(ident, "post", number, at, target=wish.endpoint, body=body)
 
 
 def _send(wish: Send, ident: str, number: int, at: At) -> Wish:
@@ -213,6 +209,7 @@ def _send(wish: Send, ident: str, number: int, at: At) -> Wish:
         id=ident,
         kind="send",
         number=number,
+        at=at,
         target=wish.stream,
         type=kind,
         body=body.decode(),
@@ -223,7 +220,6 @@ def _send(wish: Send, ident: str, number: int, at: At) -> Wish:
         later=_follow_up(at.stream, wish.later, ident + LATER),
         after_ms=None if wish.after is None else wish.after // timedelta(milliseconds=1),
         expected="".join(f" {refusal.code}" for refusal in wish.ignore) or None,
-        at=at,
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import socket
 import threading
 import time
@@ -50,6 +49,8 @@ MOST_KNOWN = 50_000
 """Commands in memory from which on no others are read: while Kafka refuses them, they wait in the outbox."""
 PAGE_S = 0.05
 """Until the next ones are read, if there were more."""
+ANSWER_S = 0.01
+"""How long acknowledgements are waited for, before it is looked whether a batch has notified."""
 
 _REFUSED = {
     KafkaError.MSG_SIZE_TOO_LARGE,
@@ -147,31 +148,20 @@ class Relay:
         self._admin = topics.Admin(settings)
         self._reports: deque[tuple[Row, KafkaError | None]] = deque()
         self._topic: topics.Topic | None = None
-        self._wake_read, self._wake_write = os.pipe()
-        for end in (self._wake_read, self._wake_write):
-            os.set_blocking(end, False)
 
     def stop(self) -> None:
+        """Within LOOK_S."""
         self._stopping.set()
-        self._wake()
 
     def run(self) -> None:
         """Raises TopicChanged, and the errors of Kafka and the database that do not pass."""
-        poller = threading.Thread(target=self._polling, name="relay-poll", daemon=True)
-        poller.start()
-        try:
-            while not self._stopping.is_set():
-                try:
-                    with naming(self.settings), self._connect() as connection:
-                        self._serve(connection)
-                except (KafkaUnavailable, DatabaseUnavailable) as error:
-                    self._status.wrong("stores", error.message, "away")
-                    self._stopping.wait(PAUSE_S)
-        finally:
-            self._stopping.set()
-            poller.join()
-            os.close(self._wake_read)
-            os.close(self._wake_write)
+        while not self._stopping.is_set():
+            try:
+                with naming(self.settings), self._connect() as connection:
+                    self._serve(connection)
+            except (KafkaUnavailable, DatabaseUnavailable) as error:
+                self._status.wrong("stores", error.message, "away")
+                self._stopping.wait(PAUSE_S)
 
     def _connect(self) -> Connection:
         return connect(self.settings, f"samefold relay {self.name}", short_transactions=True, by_key=True)
@@ -195,18 +185,11 @@ class Relay:
                 self._mark(connection, topic)
                 read_at = time.monotonic() + self._read(connection, mine)
                 self._status.well("stores", "Kafka and the database are available again")
-            # also those that came with a statement's answer, after which the connection has nothing to read
-            if [*connection.notifies(timeout=0)]:
+            is_answered = not len(self._producer.now)
+            self._producer.poll(0 if is_answered else ANSWER_S)
+            pause = max(read_at - time.monotonic(), 0) if is_answered and not self._reports else 0
+            if [*connection.notifies(timeout=pause, stop_after=1)]:
                 read_at = 0.0
-                continue
-            # notifications of batches, acknowledgements, or the time
-            pause = max(read_at - time.monotonic(), 0)
-            waiting = select.poll()  # select() takes no file above 1,023
-            for file in (connection.fileno(), self._wake_read):
-                waiting.register(file, select.POLLIN)
-            waiting.poll(1_000 * pause)
-            with suppress(BlockingIOError):
-                os.read(self._wake_read, 1_000)
         connection.execute(_RELEASE, [self._holder])
 
     def _claimed(self, connection: Connection) -> Set[tuple[str, int]]:
@@ -309,7 +292,6 @@ class Relay:
     def _reported(self, row: Row, error: KafkaError | None, _message: Message | None) -> None:
         reach("wish acknowledged")
         self._reports.append((row, error))
-        self._wake()
 
     def _take_reports(self, connection: Connection) -> None:
         if again := self._sender.again():
@@ -353,11 +335,3 @@ class Relay:
                     if isinstance(opening, Opening):
                         topics.require_same(replace(found, id=opening.commands_topic_id), found)
         return found
-
-    def _polling(self) -> None:
-        while not self._stopping.is_set():
-            self._producer.poll(0.1)
-
-    def _wake(self) -> None:
-        with suppress(OSError):  # it is full, so the relay wakes anyway; or closed
-            os.write(self._wake_write, b".")

@@ -32,7 +32,7 @@ from infra.testing.fixtures import ROOT
 from infra.testing.waiting import until
 from policies.engine import webhooks as webhooks_engine
 from policies.engine.operate import Which, retry
-from policies.engine.outbox import FollowUp, Wish
+from policies.engine.outbox import Wish
 from policies.engine.posts import Post, writes
 from policies.engine.webhooks import DELAYS_S, Webhooks
 from projections.engine.views.event_context import At
@@ -133,12 +133,9 @@ def written(
 ) -> list[str]:
     """The same in this transaction."""
     ids = [f"{policy}~{endpoint}.{stream.replace('/', '.')}.{version}" for version in versions]
-    none = FollowUp()
+    time_ms = int(START.timestamp() * 1000)
     wishes = [
-        Wish(
-            *(ident, "post", 0, endpoint, None, body(stream, version), None, None, none, none, none, None, None),
-            At(stream, version, int(START.timestamp() * 1000)),
-        )
+        Wish(ident, "post", 0, At(stream, version, time_ms), target=endpoint, body=body(stream, version))
         for ident, version in zip(ids, versions, strict=True)
     ]
     for statement in writes(policy, wishes):
