@@ -257,6 +257,7 @@ class _Queue:
         while post and turn and time.monotonic() < until and not self._is_quiet():
             turn -= 1
             answer = await self._attempt(post._replace(body=await self._webhooks.shown(post.body)))
+            self._in_doubt = answer.result in (Result.TIMED_OUT, Result.UNREACHABLE)
             metrics.WEBHOOK_ATTEMPTS.labels(self._name, answer.result).inc()
             if answer.result is Result.DELIVERED:
                 self._webhooks.status.well(f"endpoint {self._name}", f"endpoint '{self._name}' takes posts again")
@@ -287,11 +288,6 @@ class _Queue:
         return max(delays_s[post.attempts] * random.uniform(1, 1 + JITTER), answer.retry_after_s)
 
     async def _attempt(self, post: Post) -> Answer:
-        answer = await self._asked(post)
-        self._in_doubt = answer.result in (Result.TIMED_OUT, Result.UNREACHABLE)
-        return answer
-
-    async def _asked(self, post: Post) -> Answer:
         now = self._webhooks.now()
         headers = {
             "content-type": "application/json",

@@ -367,7 +367,7 @@ def test_the_name_that_is_looked_up_is_the_one_that_is_asked(host: str, monkeypa
     async def ask() -> webhooks_engine.Answer:
         async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(204))) as client:
             webhooks = Webhooks(Settings(), "policies")
-            return await webhooks_engine._Queue(webhooks, "good", endpoint, client)._asked(post)
+            return await webhooks_engine._Queue(webhooks, "good", endpoint, client)._attempt(post)
 
     assert asyncio.run(ask()).result is webhooks_engine.Result.DELIVERED
     assert looked_up == [host.strip("[]").encode()]
