@@ -103,10 +103,6 @@ returning policy, partition
 _RELEASE = "delete from relay_leases where holder = %s"
 
 
-def _names(types: Collection[CommandType]) -> str:
-    return ", ".join(sorted(map(str, types)))
-
-
 def _columns(mine: Set[tuple[str, int]]) -> dict[str, Any]:
     ordered = sorted(mine)
     return {"policies": [policy for policy, _ in ordered], "partitions": [partition for _, partition in ordered]}
@@ -243,9 +239,8 @@ class Relay:
 
     def _tell_undecided(self, types: Collection[CommandType]) -> None:
         if types:  # sent now, they would be rejected as malformed
-            self._status.wrong(
-                "handlers", f"no handler that decides these has run yet, start those first: {_names(types)}"
-            )
+            names = ", ".join(sorted(map(str, types)))
+            self._status.wrong("handlers", f"no handler that decides these has run yet, start those first: {names}")
         else:
             self._status.well("handlers", "handlers decide all commands that policies wish")
 
