@@ -93,6 +93,8 @@ class Which:
     """The code that a dead letter's reason begins with."""
     since: datetime | None = None
     """Wished since then."""
+    until: datetime | None = None
+    """Wished before that."""
     alive: bool = False
 
 
@@ -175,6 +177,7 @@ _STATE_OF_POST = """case when dead is not null then 'dead' when p.endpoint <> al
 _FITS = """(%(ids)s::text[] is null or id = any(%(ids)s)) and (%(policy)s::text is null or policy = %(policy)s)
   and (%(reason)s::text is null or starts_with(dead || ':', %(reason)s || ':'))
   and (%(since)s::timestamptz is null or wished_at >= %(since)s)
+  and (%(until)s::timestamptz is null or wished_at < %(until)s)
   and (%(alive)s or %(ids)s::text[] is not null or dead is not null)"""
 _COMMANDS = f"outbox where %(endpoint)s::text is null and {_FITS}"
 _POSTS = f"posts where (%(endpoint)s::text is null or endpoint = %(endpoint)s) and {_FITS}"

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import Self
 
 import msgspec
 import pytest
@@ -24,6 +25,7 @@ from infra.testing.waiting import DEADLINE_S, until
 from policies.engine import relay as relay_engine
 from policies.engine import sender as sender_engine
 from policies.engine.operate import Which, drop
+from policies.engine.outbox import CHANNEL
 from policies.engine.relay import Relay, read_unsent
 from policies.engine.sender import Row
 from tests.engine.spine import beside, handler, open_account, project, records_of, scalar, send, set_up
@@ -97,6 +99,23 @@ def sent(world: Settings) -> list[str]:
 def unmarked(world: Settings) -> int:
     count: int = scalar(world, "select count(*) from outbox where sent_at is null and dead is null")
     return count
+
+
+def test_timers_go_by_the_databases_clock(world: Settings, db: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fast(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Self:
+            return super().now(tz) + timedelta(hours=2)
+
+    monkeypatch.setattr(relay_engine, "datetime", Fast)
+    wish(db, "in an hour", due=datetime.now(UTC) + HOUR - NOW)
+    one = Relay(world, "r1", lambda: all_of(world))
+    with beside(one.run, one.stop, "r1"):
+        for number, ident in enumerate(["at once", "and again"], 2):
+            wish(db, ident, version=number)
+            db.execute(f"notify {CHANNEL}")
+            until(lambda ident=ident: ident in sent(world), "it is sent")  # type: ignore[misc]
+    assert sent(world) == ["at once", "and again"]
 
 
 def test_late_timers_fire_at_once_in_order_and_once(world: Settings, db: Connection) -> None:
