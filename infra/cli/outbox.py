@@ -62,8 +62,8 @@ def list_(
     from policies.engine.policy import discover
 
     settings = Settings()
-    at = {"since": _in_utc(since), "until": _in_utc(until)}
-    which = Which(policy=policy, endpoint=endpoint, reason=reason, **at, alive=not dead)
+    since, until = _in_utc(since), _in_utc(until)
+    which = Which(policy=policy, endpoint=endpoint, reason=reason, since=since, until=until, alive=not dead)
     total, found = wishes(settings, which, limit=limit)
     if policy is not None and not found:
         require_known(settings, policy, discover())
