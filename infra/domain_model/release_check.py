@@ -266,12 +266,12 @@ def _check_views(
 ) -> None:
     for view in views:
         was, why = record["views"].get(view.name), ""
-        is_policy, what = view.kind is ViewKind.POLICY, f"view {view.name}".replace(f"view {POLICY}", "policy ")
-        what = what.replace(f"policy {PUBLIC}", "the publication")
+        is_policy, name = view.kind is ViewKind.POLICY, view.name.removeprefix(POLICY)
+        what = f"view {name}" if not is_policy else "the publication" if name == PUBLIC else f"policy {name}"
         if was is None or view.version > was["version"]:
             new = "not in the record yet" if is_policy else "new"
             report.tell(f"{what} is {new if was is None else f'at version {view.version}'}")
-            switched = report.policies if was and view.name != f"{POLICY}{PUBLIC}" else []
+            switched = report.policies if was and name != PUBLIC else []
             raised = switched if is_policy else report.views
             if view.name not in raised:
                 raised.append(view.name)
