@@ -24,7 +24,14 @@ Ids = Annotated[
 OfPolicy = Annotated[str | None, typer.Option("--policy", help="Of this policy only.")]
 OfEndpoint = Annotated[str | None, typer.Option("--endpoint", help="Posts to this endpoint only.")]
 OfReason = Annotated[str | None, typer.Option("--reason", help="Dead letters of this reason only, e.g. gave-up.")]
-Since = Annotated[datetime | None, typer.Option("--since", help="Wished since then only, in UTC.")]
+Since = Annotated[
+    datetime | None,
+    typer.Option(
+        "--since",
+        help="Wished since then only; in UTC if no zone is given.",
+        formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"],
+    ),
+]
 SHOWN = 20
 """So many wishes are named before they are dropped."""
 
@@ -40,6 +47,8 @@ def register(app: typer.Typer) -> None:
 def list_(
     policy: OfPolicy = None,
     endpoint: OfEndpoint = None,
+    reason: OfReason = None,
+    since: Since = None,
     dead: Annotated[bool, typer.Option("--dead", help="Dead letters only.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="Show so many, the oldest ones.")] = 100,
     as_json: Json = False,
@@ -51,7 +60,8 @@ def list_(
     from policies.engine.policy import discover
 
     settings = Settings()
-    total, found = wishes(settings, Which(policy=policy, endpoint=endpoint, alive=not dead), limit=limit)
+    which = Which(policy=policy, endpoint=endpoint, reason=reason, since=_in_utc(since), alive=not dead)
+    total, found = wishes(settings, which, limit=limit)
     if policy is not None and not found:
         require_known(settings, policy, discover())
 
@@ -184,15 +194,18 @@ def _which(
         )
     if idents == ["-"]:
         idents = sys.stdin.read().split()
-    since = since and since.replace(tzinfo=UTC)
     return Which(
         ids=None if named_by_options else idents,
         policy=policy,
         endpoint=endpoint,
         reason=reason,
-        since=since,
+        since=_in_utc(since),
         alive=alive,
     )
+
+
+def _in_utc(since: datetime | None) -> datetime | None:
+    return since if since is None or since.tzinfo else since.replace(tzinfo=UTC)
 
 
 def _row(one: WishNow) -> tuple[Any, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from projections.engine.operate.replaying import Replayed
-    from projections.engine.store.parking import ParkedStream
+    from projections.engine.store.parking import Dropped, ParkedStream
     from projections.engine.views.view import View
 
 
@@ -29,9 +29,16 @@ def register(app: typer.Typer) -> None:
     app.add_typer(parked, name="parked")
 
 
-def list_(as_json: Json = False) -> None:
+def list_(
+    dropped: Annotated[bool, typer.Option("--dropped", help="The events that were left out for good instead.")] = False,
+    as_json: Json = False,
+) -> None:
     """All parked streams of tables that are live."""
     from infra import terminal
+
+    if dropped:
+        _list_dropped(as_json=as_json)
+        return
 
     def text(found: list[ParkedStream]) -> Iterator[RenderableType]:
         if not found:
@@ -51,6 +58,26 @@ def list_(as_json: Json = False) -> None:
         yield terminal.table(("view", "stream", "since version", "at", "parked", "why"), rows)
 
     terminal.show(_parked(), text, as_json=as_json)
+
+
+def _list_dropped(*, as_json: bool) -> None:
+    from infra import terminal
+    from infra.database.connect import connect, naming
+    from infra.settings import Settings
+    from projections.engine.store.parking import dropped_events
+
+    settings = Settings()
+    with naming(settings), connect(settings, "samefold parked") as connection:
+        found = dropped_events(connection)
+
+    def text(found: list[Dropped]) -> Iterator[RenderableType]:
+        if not found:
+            yield "Nothing was dropped."
+            return
+        rows = ((one.view, one.stream, one.version, f"{one.at:%F %T}", one.error) for one in found)
+        yield terminal.table(("view", "stream", "version", "dropped", "why"), rows)
+
+    terminal.show(found, text, as_json=as_json)
 
 
 def show(view: ViewName, stream: StreamName, as_json: Json = False) -> None:

@@ -49,7 +49,7 @@ def update(
     steps += [
         "make setup, make check, make test",
         "git add --all, git diff --cached, git commit",
-        "samefold db upgrade, deploy",
+        'samefold db upgrade, deploy: in the order of docs/operating.md, "Deploying a release"',
     ]
     if not (root / "access.py").exists():
         steps += ["Before SAMEFOLD_AUTH=jwt: write access.py, which this service does not have yet (docs/access.md)"]

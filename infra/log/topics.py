@@ -291,11 +291,11 @@ _SETTLING = {
 def check(settings: Settings, names: Sequence[str] = (), *, admin: Admin | None = None) -> None:
     """Check the settings of these topics, or of commands and events.
 
-    Raises TopicUnfit with the command that corrects a setting which would lose history.
+    Raises TopicUnfit with the commands that correct settings which would lose history, of all of them.
     """
     names = names or [settings.commands_topic, settings.events_topic]
-    for error in unfit(settings, names, admin or Admin(settings)).values():
-        raise error
+    if errors := unfit(settings, names, admin or Admin(settings)).values():
+        raise TopicUnfit(" ".join(error.message for error in errors), "\n".join(error.hint for error in errors))
 
 
 def unfit(settings: Settings, names: Iterable[str], admin: Admin) -> dict[str, TopicUnfit]:

@@ -116,7 +116,7 @@ def policies_now(settings: Settings, policies: Mapping[str, Policy]) -> list[Pol
 
     Raises DatabaseUnavailable, KafkaUnavailable, TopicMissing.
     """
-    with naming(settings), connect(settings, "samefold policies") as connection:
+    with naming(settings), connect(settings, "samefold policies", statement_timeout_ms=0) as connection:
         since: dict[str, datetime] = dict(
             connection.execute("select policy, max(at) from activations group by policy").fetchall()
         )

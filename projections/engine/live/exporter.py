@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 from infra.database.connect import connect, naming
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 QUERY_S = 2.0
 REST = 19
-"""How many times as long as reading the outbox took it is not read again: the query goes through all of it."""
+"""How many times as long as counting the outbox took it is not counted again: that goes through all of it."""
 
 
 class Exporter:
@@ -39,19 +40,34 @@ class Exporter:
         self._status = logs.StatusLog(log, name)
         self._admin = topics.Admin(settings)
         self._lags = Lags()
-        self._outbox_at = 0.0
 
     def run(self) -> None:
         """Raises PortTaken."""
         metrics.serve(self.settings)
+        # a thread of its own: ten million wishes take a minute, and lag is told meanwhile
+        counting = threading.Thread(target=self._repeat, args=("outbox", self._count, REST), name="outbox", daemon=True)
+        counting.start()
+        self._repeat("stores", self._query)
+        counting.join(QUERY_S)
+
+    def _repeat(self, subject: str, query: Callable[[], None], rest: int = 0) -> None:
         while not self.stopping.is_set():
+            began, pause = time.monotonic(), QUERY_S
             try:
-                self._query()
+                query()
             except SamefoldError as error:
-                self._status.wrong("stores", str(error))
+                self._status.wrong(subject, f"{subject}: {error}")
             else:
-                self._status.well("stores", "both stores are available again")
-            self.stopping.wait(QUERY_S)
+                self._status.well(subject, f"{subject}: read again")
+                pause += (time.monotonic() - began) * rest
+            self.stopping.wait(pause)
+
+    def _count(self) -> None:
+        name = f"samefold {self.name}"
+        with naming(self.settings), connect(self.settings, name, statement_timeout_ms=0) as connection:
+            for policy, streams in connection.execute(STUCK):
+                metrics.PROCESSES_STUCK.labels(policy).set(streams)
+            tell_outbox(connection.execute(OUTBOX).fetchall())
 
     def _query(self) -> None:
         positions: dict[str, dict[int, int]] = {}
@@ -59,12 +75,6 @@ class Exporter:
             for agent, partition, next_offset in connection.execute(_POSITIONS, (self.settings.events_topic,)):
                 positions.setdefault(agent, {})[partition] = next_offset
             views = connection.execute(VIEWS).fetchall()
-            if (began := time.monotonic()) >= self._outbox_at:
-                for policy, streams in connection.execute(STUCK):
-                    metrics.PROCESSES_STUCK.labels(policy).set(streams)
-                tell_outbox(connection.execute(OUTBOX).fetchall())
-                ended = time.monotonic()
-                self._outbox_at = ended + (ended - began) * REST
         events = topics.describe(self.settings, self.settings.events_topic, admin=self._admin)
         self._lags.saw(time.monotonic(), positions, events.end)
         tell_lags(self._lags.now, views)

@@ -29,6 +29,17 @@ class ParkedStream:
     live: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """An event that a view, or a policy, leaves out for good: the `version`th of its stream. `error` is why it was parked."""
+
+    view: str
+    stream: str
+    version: int
+    error: str
+    at: datetime
+
+
 def insert_parked(connection: Connection, table: str, parked: Iterable[Parked]) -> None:
     """Record the streams that a fold parked, in the transaction that writes its rows. Streams parked earlier stay as they are."""
     for one in parked:
@@ -42,6 +53,12 @@ def insert_parked(connection: Connection, table: str, parked: Iterable[Parked]) 
 def parked_streams(connection: Connection, *, live_only: bool = False) -> list[ParkedStream]:
     """All parked streams, by view, table and stream."""
     return [ParkedStream(*row) for row in connection.execute(_PARKED, (live_only,))]
+
+
+def dropped_events(connection: Connection) -> list[Dropped]:
+    """All of them, by view and stream."""
+    rows = connection.execute("select view, stream, version, reason, at from skips order by view, stream, version")
+    return [Dropped(*row) for row in rows]
 
 
 _PARKED = f"""

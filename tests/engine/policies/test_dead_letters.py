@@ -118,8 +118,13 @@ def test_a_wish_that_ends_as_a_dead_letter_is_logged_counted_and_listed_with_its
     listed = partial(samefold, settings=place.world)
     [one] = json.loads(listed("outbox", "list", "--dead", "--json").stdout)["wishes"]
     assert one["dead"].startswith(f"{reason}: ")
-    told = [line.getMessage() for line in caplog.records if line.levelname == "ERROR"]
-    assert sum(one["dead"] in line and one["id"] in line for line in told) == 1, told
+
+    def told() -> int:
+        errors = [line.getMessage() for line in caplog.records if line.levelname == "ERROR"]
+        return sum(one["dead"] in line and one["id"] in line for line in errors)
+
+    until(told, "what the database knows is logged, too")
+    assert told() == 1
     [stuck] = json.loads(listed("processes", "--stuck", "--json").stdout)["processes"]
     assert (stuck["policy"], stuck["stream"], stuck["first"][0]["why"]) == ("saving", one["stream"], one["dead"])
     exporter = Exporter(place.world, "test")

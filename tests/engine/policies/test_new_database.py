@@ -141,9 +141,11 @@ def test_a_held_policy_is_told_wherever_one_looks(
         assert f"{gauge}1.0" in metrics.exposition()[0].decode()
         for name, value in world.environment().items():
             monkeypatch.setenv(name, value)
-        [found] = [one for one in examine() if one.name == "standing still"]
-        assert not found.ok
-        assert "policy forward: held, as this database is new to it" in found.found
+
+        def standing_still() -> str:
+            return "".join(one.found for one in examine() if one.name == "standing still" and not one.ok)
+
+        until(lambda: "policy forward: held, as this database is new to it" in standing_still(), "the doctor names it")
         assert samefold("policies", "resume", "--posts-from", "now", settings=world).returncode == 0
         for arguments in (), ("forward",):
             refused = samefold("policies", "resume", *arguments, "--posts-from", "now", settings=world)

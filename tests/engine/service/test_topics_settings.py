@@ -105,11 +105,15 @@ def test_a_running_process_tells_settings_that_lose_history(
         assert samefold("topics", settings=world).returncode == 0
 
 
-def test_all_that_is_wrong_with_a_topic_is_told_at_once(world: Settings) -> None:
+def test_all_that_is_wrong_with_topics_is_told_at_once(world: Settings) -> None:
     set_up(world)
     alter(world, world.events_topic, retention_ms="1000", cleanup_policy="compact")
+    alter(world, world.commands_topic, retention_ms="1000")
     with pytest.raises(topics.TopicUnfit) as error:
         topics.check(world)
     assert "cleanup.policy=compact; the broker would remove records" in error.value.message
     assert ", and retention.ms=1000; history would be deleted" in error.value.message
-    assert error.value.hint.endswith("--add-config cleanup.policy=delete,retention.ms=-1")
+    assert f"Topic '{world.commands_topic}' has retention.ms=1000" in error.value.message
+    commands, events = error.value.hint.splitlines()
+    assert (world.commands_topic in commands, world.events_topic in events) == (True, True)
+    assert events.endswith("--add-config cleanup.policy=delete,retention.ms=-1")
