@@ -22,13 +22,14 @@ import psycopg
 from commands.client import Sender
 from demo import tree
 from infra.database.connect import connect
+from infra.dev import process
 from infra.dev.stack import Stack
 from infra.log import topics
 from infra.log.records import Command
 from infra.processes import supervisor
 from infra.settings import Settings
 from infra.testing.fixtures import world_of
-from infra.testing.waiting import until
+from infra.testing.waiting import DEADLINE_S, until
 from policies.engine.activations import activations_of
 from proofs.kit import Supervised
 from proofs.weather import service
@@ -162,14 +163,14 @@ class Month:
         self._is_kafka_there = False
 
         def end() -> None:
-            self.stack.kafka.start()
+            process.start(self.stack.kafka, DEADLINE_S)
             self._is_kafka_there = True
 
         return end
 
     def _postgres_away(self) -> Callable[[], None]:
         self.stack.postgres.stop()
-        return self.stack.postgres.start
+        return lambda: process.start(self.stack.postgres, DEADLINE_S)
 
     def _all_away(self) -> Callable[[], None]:
         self._stop_all()
@@ -222,7 +223,7 @@ class Month:
                 shutil.rmtree(copy)
         else:
             subprocess.run(["cp", "-a", data, copy], check=True)
-        self.stack.postgres.start()
+        process.start(self.stack.postgres, DEADLINE_S)
         return lambda: None
 
     def _database_lost(self) -> Callable[[], None]:
