@@ -24,13 +24,14 @@ Ids = Annotated[
 OfPolicy = Annotated[str | None, typer.Option("--policy", help="Of this policy only.")]
 OfEndpoint = Annotated[str | None, typer.Option("--endpoint", help="Posts to this endpoint only.")]
 OfReason = Annotated[str | None, typer.Option("--reason", help="Dead letters of this reason only, e.g. gave-up.")]
+TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"]
 Since = Annotated[
     datetime | None,
-    typer.Option(
-        "--since",
-        help="Wished since then only; in UTC if no zone is given.",
-        formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"],
-    ),
+    typer.Option("--since", help="Wished since then only; in UTC if no zone is given.", formats=TIMES),
+]
+Until = Annotated[
+    datetime | None,
+    typer.Option("--until", help="Wished before that only; in UTC if no zone is given.", formats=TIMES),
 ]
 SHOWN = 20
 """So many wishes are named before they are dropped."""
@@ -49,6 +50,7 @@ def list_(
     endpoint: OfEndpoint = None,
     reason: OfReason = None,
     since: Since = None,
+    until: Until = None,
     dead: Annotated[bool, typer.Option("--dead", help="Dead letters only.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="Show so many, the oldest ones.")] = 100,
     as_json: Json = False,
@@ -60,7 +62,8 @@ def list_(
     from policies.engine.policy import discover
 
     settings = Settings()
-    which = Which(policy=policy, endpoint=endpoint, reason=reason, since=_in_utc(since), alive=not dead)
+    since, until = _in_utc(since), _in_utc(until)
+    which = Which(policy=policy, endpoint=endpoint, reason=reason, since=since, until=until, alive=not dead)
     total, found = wishes(settings, which, limit=limit)
     if policy is not None and not found:
         require_known(settings, policy, discover())
@@ -100,6 +103,7 @@ def retry(
     endpoint: OfEndpoint = None,
     reason: OfReason = None,
     since: Since = None,
+    until: Until = None,
     as_json: Json = False,
 ) -> None:
     """Send dead letters again: those that are named, or all that the options fit."""
@@ -109,7 +113,7 @@ def retry(
     from policies.engine.operate import retry as run
     from policies.engine.policy import discover
 
-    settings, which = Settings(), _which(idents, policy, endpoint, reason, since)
+    settings, which = Settings(), _which(idents, policy, endpoint, reason, since, until)
     with terminal.progress("retry", None, quiet=as_json or bool(idents)) as advance:
         retried, left = run(settings, which, advance)
     if policy is not None and not retried + left:
@@ -129,6 +133,7 @@ def drop(
     endpoint: OfEndpoint = None,
     reason: OfReason = None,
     since: Since = None,
+    until: Until = None,
     alive: Annotated[bool, typer.Option("--all", help="What the options fit, also if it is no dead letter.")] = False,
     yes: Yes = False,
     as_json: Json = False,
@@ -140,7 +145,7 @@ def drop(
     from policies.engine.operate import drop as run
     from policies.engine.policy import discover
 
-    settings, which = Settings(), _which(idents, policy, endpoint, reason, since, alive=alive)
+    settings, which = Settings(), _which(idents, policy, endpoint, reason, since, until, alive=alive)
     if which.ids is not None:
         found = named(settings, which.ids)
         total = len(found)
@@ -149,6 +154,8 @@ def drop(
     if policy is not None and not total:
         require_known(settings, policy, discover())
     if total and not yes:
+        if idents == ["-"]:
+            raise typer.BadParameter("the ids come from standard input, which can't be asked then: add --yes")
         many = f"{total:,} wishes{' or more' if which.ids is None and total >= COUNTED else ''}"
         what = many if total > SHOWN else ", ".join(one.id for one in found)
         typer.confirm(f"Drop {what}?{_lost(found, all_of_it=total > len(found))}", abort=True, err=True)
@@ -181,16 +188,17 @@ def _which(
     endpoint: str | None,
     reason: str | None,
     since: datetime | None,
+    until: datetime | None,
     *,
     alive: bool = False,
 ) -> Which:
     """Raises BadParameter unless there are either ids or options."""
     from policies.engine.operate import Which
 
-    options = policy, endpoint, reason, since
+    options = policy, endpoint, reason, since, until
     if bool(idents) == (named_by_options := any(option is not None for option in options)):
         raise typer.BadParameter(
-            "name either wishes, or options that they fit: --policy, --endpoint, --reason, --since"
+            "name either wishes, or options that they fit: --policy, --endpoint, --reason, --since, --until"
         )
     if idents == ["-"]:
         idents = sys.stdin.read().split()
@@ -200,12 +208,13 @@ def _which(
         endpoint=endpoint,
         reason=reason,
         since=_in_utc(since),
+        until=_in_utc(until),
         alive=alive,
     )
 
 
-def _in_utc(since: datetime | None) -> datetime | None:
-    return since if since is None or since.tzinfo else since.replace(tzinfo=UTC)
+def _in_utc(at: datetime | None) -> datetime | None:
+    return at if at is None or at.tzinfo else at.replace(tzinfo=UTC)
 
 
 def _row(one: WishNow) -> tuple[Any, ...]:

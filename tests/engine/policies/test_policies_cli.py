@@ -31,7 +31,7 @@ from policies.engine.policy import Policy, Send
 from projections.engine.fold.plan import Plan
 from projections.engine.live.exporter import Exporter
 from projections.engine.live.tail import Tail
-from projections.engine.store.commit import Committer, Fate, prepare
+from projections.engine.store.commit import Committer, Fate
 from projections.engine.store.positions import lock_positions, read_positions, set_generation
 from projections.engine.views.event_context import At
 from tests.engine.bookkeeper import Bookkeeper, _ends, fold_all, folded_lives
@@ -72,7 +72,6 @@ def bank(world: Settings, code: dict[str, Policy]) -> Bookkeeper:
 @pytest.fixture
 def db(bank: Bookkeeper) -> Iterator[Connection]:
     with connect(bank.world, "test") as connection:
-        prepare(connection)
         yield connection
 
 
@@ -242,6 +241,8 @@ def test_dead_letters_are_sent_again_or_dropped(db: Connection, cli: Samefold) -
     assert answer(cli, "outbox", "list")["total"] == 5
     assert answer(cli, "outbox", "drop", "-", "--yes", "--all") == {"dropped": 0}, "no id is not every id"
     assert answer(cli, "outbox", "retry", "-") == {"retried": 0, "left": 0}
+    asked = cli("outbox", "drop", "-", given="saving~2\nsaving~4\n")
+    assert (asked.returncode, "add --yes" in asked.stderr) == (2, True)
     assert cli("outbox", "drop", "-", "--yes", given="saving~2\nsaving~4\n").stdout == ("Dropped 2.\n")
     assert {one["id"] for one in answer(cli, "outbox", "list")["wishes"]} == {"saving~1", "saving~3", "saving~5"}
 
@@ -287,6 +288,7 @@ def test_wishes_are_chosen_by_policy_endpoint_reason_and_age_in_steps(
     assert answer(cli, "outbox", "retry", "--since", "2026-06-01") == nothing
     for since, listed in [("2026-05-01T00:30:00Z", 0), ("2026-05-01T01:00:00+01:00", 2), ("2026-05-01", 2)]:
         assert answer(cli, "outbox", "list", "--since", since)["total"] == listed
+        assert answer(cli, "outbox", "list", "--dead", "--until", since)["total"] == 10 - listed
     assert [one["id"] for one in answer(cli, "outbox", "list", "--reason", "too-deep")["wishes"]] == ["saving~2"]
     assert answer(cli, "outbox", "retry", "--policy", "saving", "--since", "2026-04-01") == {"retried": 1, "left": 1}
     assert answer(cli, "outbox", "retry", "--endpoint", "crm", "--reason", "gone") == nothing
