@@ -227,6 +227,7 @@ class Month:
         else:
             subprocess.run(["cp", "-a", data, copy], check=True)
         process.start(self.stack.postgres, DEADLINE_S)
+        self._run_old_policies()
         return lambda: None
 
     def _database_lost(self) -> Callable[[], None]:
@@ -244,6 +245,7 @@ class Month:
         self._start_all()
         until(self._is_held, "the policies are held")
         self.samefold("policies", "resume", "--posts-from", self.endpoints.since)
+        self._run_old_policies()
         return lambda: None
 
     # ── processes ──
@@ -332,15 +334,13 @@ class Month:
         jump(timedelta(hours=6))
         time.sleep(1)
         needed, waiting = self._operate()
-        if 1 in needed and self.release == 2 and OLD not in self._crews:  # the database is older, or new
-            self._crews[OLD] = self._started("policies", 1)
         self.waits = f"{needed} {json.dumps(waiting[:3])}"
         has_ended = 1 not in needed and all(thing["what"] == "timer" for one in waiting for thing in one["first"])
         return has_ended and self._is_read()
 
     def _operate(self) -> tuple[set[int], list[dict[str, Any]]]:
         """Do what docs/policies.md says of each reason. Returns the versions of policies that are needed, and what waited."""
-        needed = {version for policy in self.samefold("policies", "--json").values() for version in policy["needs"]}
+        needed = self._run_old_policies()
         waiting = self._waiting()
         if not (stuck := {one["stream"]: self._reasons(one) for one in waiting if one["stuck"]}):
             return needed, waiting
@@ -359,6 +359,13 @@ class Month:
             elif reason in SENT_AGAIN:
                 self.samefold("outbox", "retry", "--policy", "parcels", "--reason", reason)
         return needed, waiting
+
+    def _run_old_policies(self) -> set[int]:
+        """Where the database is older than the switch, or new, the first release reads its events. The versions that are needed."""
+        needed = {version for policy in self.samefold("policies", "--json").values() for version in policy["needs"]}
+        if 1 in needed and self.release == 2 and OLD not in self._crews:
+            self._crews[OLD] = self._started("policies", 1)
+        return needed
 
     def _waiting(self, *which: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.samefold("processes", "--json", "--limit", "100000", *which)["processes"]
