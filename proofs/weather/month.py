@@ -36,9 +36,11 @@ from proofs.weather import service
 from proofs.weather.clock import jump
 from proofs.weather.endpoints import NAMES, WELL, Endpoints, served
 
-SLICES, OF_ENDPOINT = 8, 24
-"""Of a piece of weather: the clock jumps so often. An endpoint that fails is tried once after each."""
-SETTLE_S = 0.4
+SLICES, SETTLE_S = 8, 0.4
+"""Of a piece of weather: the clock jumps so often, and processes have so long after each."""
+GIVES_UP_SLICES, ATTEMPT_S = 24, 1.5
+"""The same of an endpoint that fails for so long that its posts give up: all of them are tried after each jump."""
+LONG = timedelta(days=6)
 ACCOUNTS, DEPOTS, BROUGHT = 40, 4, 1_000_00
 POLICIES = ("parcels", "standing_orders", "transfers")
 OLD = "old policies"
@@ -130,12 +132,13 @@ class Month:
         """Let it be so for that long; then all is well again."""
         name, *how = what.split()
         until_well: Callable[[], None] = getattr(self, f"_{name}")(*how)
-        slices = OF_ENDPOINT if name == "endpoint" else SLICES
+        gives_up = name == "endpoint" and length > LONG
+        slices, settle_s = (GIVES_UP_SLICES, ATTEMPT_S) if gives_up else (SLICES, SETTLE_S)
         for part in range(slices):
             if part < SLICES // 2:
                 self._ask()
             jump(length / slices)
-            time.sleep(SETTLE_S)
+            time.sleep(settle_s)
         until_well()
         too_old = self.endpoints.too_old
         _require(not too_old, f"posts came of events whose posts another database had made: {too_old[:3]}")
