@@ -20,30 +20,38 @@ from pathlib import Path
 
 from infra.testing.fixtures import in_memory
 from proofs.weather.clock import start_under_the_clock
+from proofs.weather.endpoints import GONE, KINDS
 from proofs.weather.month import Month
 
 LENGTH = timedelta(days=30)
 SHORTEST, LONGEST = timedelta(minutes=1), timedelta(days=7)
-ONCE = ("database_lost", "deployment")
+GIVES_UP = "endpoint tracking 500"
+"""For a week: all attempts fail."""
+DEPLOYMENTS = ("deployment", "deployment kafka_away", "deployment postgres_away")
 OFTEN = (
     *("calm", "handlers_away", "agents_away", "policies_away", "kafka_away", "postgres_away", "all_away"),
-    *("tracking_away", "tracking_slow", "tracking_gone", "archive_fails", "database_restored"),
+    *("endpoint tracking", "endpoint tracking", "endpoint archive", "unnamed archive", "unnamed tracking"),
+    *("database_restored", "database_restored", "database_restored"),
 )
 
 
 def weathers(chance: random.Random) -> Iterator[tuple[str, timedelta]]:
     """What a month brings, and for how long: a minute to a week, as many short ones as long ones."""
-    once = chance.sample(ONCE, len(ONCE))
+    once = [*("database_lost", "database_lost"), chance.choice(DEPLOYMENTS), f"endpoint tracking {GONE}", GIVES_UP]
+    chance.shuffle(once)
     left = LENGTH
-    while left > timedelta():
-        what = once.pop() if once and chance.random() < 0.2 else chance.choice(OFTEN)
+    while once or left > timedelta():
+        is_once = once and (left <= timedelta() or chance.random() < 0.2)
+        what = once.pop() if is_once else chance.choice(OFTEN)
         length = SHORTEST * math.exp(chance.random() * math.log(LONGEST / SHORTEST))
-        if what == "archive_fails":  # so that no post to it becomes a dead letter, and their order is kept
+        if what == GIVES_UP:
+            length = LONGEST
+        if what == "endpoint archive":  # so that no post to it becomes a dead letter, and their order is kept
             length = min(length, timedelta(days=1))
+        if what in ("endpoint archive", "endpoint tracking"):
+            what += f" {chance.choice([kind for kind in KINDS if kind != GONE])}"
         left -= length
         yield what, length
-    for what in once:
-        yield what, SHORTEST
 
 
 def main() -> int:
@@ -63,7 +71,7 @@ def main() -> int:
                     print(f"  {what} for {length}", flush=True)
                     month.weather(what, length)
                 counted = month.end()
-                print(f"seed {seed}: {dict(counted)}; stuck and repaired: {dict(month.repairs)}", flush=True)
+                print(f"seed {seed}: {dict(counted)}; stuck and repaired: {month.repaired()}", flush=True)
                 total.update(counted)
         except Exception as error:
             found += 1

@@ -9,9 +9,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,25 +22,32 @@ import psycopg
 from commands.client import Sender
 from demo import tree
 from infra.database.connect import connect
+from infra.dev import process
 from infra.dev.stack import Stack
 from infra.log import topics
 from infra.log.records import Command
 from infra.processes import supervisor
 from infra.settings import Settings
 from infra.testing.fixtures import world_of
-from infra.testing.waiting import until
+from infra.testing.waiting import DEADLINE_S, until
 from policies.engine.activations import activations_of
 from proofs.kit import Supervised
 from proofs.weather import service
 from proofs.weather.clock import jump
-from proofs.weather.endpoints import WELL, Endpoints, served
+from proofs.weather.endpoints import NAMES, WELL, Endpoints, served
 
-SLICES = 8
-"""Of a piece of weather: the clock jumps so often."""
-SETTLE_S = 0.4
+SLICES, SETTLE_S = 8, 0.4
+"""Of a piece of weather: the clock jumps so often, and processes have so long after each."""
+GIVES_UP_SLICES, ATTEMPT_S = 24, 1.5
+"""The same of an endpoint that fails for so long that its posts give up: all of them are tried after each jump."""
+LONG = timedelta(days=6)
 ACCOUNTS, DEPOTS, BROUGHT = 40, 4, 1_000_00
 POLICIES = ("parcels", "standing_orders", "transfers")
 OLD = "old policies"
+PARKED = "parked"
+SENT_AGAIN = ("refused", "gone", "gave-up")
+DROPPED = ("invalid-wish", "refused-by-kafka", "too-deep")
+"""What is missing then, the operator sends: the end of the parcel. Of too-deep nothing is."""
 PARTS = ("handlers", "agents", "policies")
 POSTS_FROM = timedelta(days=9)
 """Before the loss of a database: the operator has posts made anew from there."""
@@ -59,8 +66,8 @@ class Month:
         self.endpoints = Endpoints()
         self.sent = 0
         """Requests of clients."""
-        self.repairs: Counter[str] = Counter()
-        """What the operator had to do, by the reason of a stuck process."""
+        self.stuck: dict[str, set[str]] = {}
+        """The streams whose processes were stuck, by the reason."""
         self.posts_since = datetime.min.replace(tzinfo=UTC)
         self.release = 1
         self.waits = ""
@@ -70,6 +77,8 @@ class Month:
         self._copy: Path | None = None
         self._sending: list[Command] = []
         self._asked: list[tuple[Command, datetime]] = []
+        self._instalments: dict[str, date] = {}
+        """The first transfer of each standing order, and its day."""
         self._parcels = 0
         self._is_kafka_there = True
 
@@ -80,9 +89,9 @@ class Month:
         self.stack = Stack(self.folder / "stack")
         self._open.callback(self.stack.down)
         self.stack.up()
-        port = open_(served(self.endpoints))
+        self._port = open_(served(self.endpoints))
         self.world: Settings = open_(world_of(self.stack))
-        self._environment = self.world.environment() | {"SAMEFOLD_WEBHOOKS": self.endpoints.configured(port)}
+        self._environment = self.world.environment() | self.endpoints.configured(self._port)
         self.samefold("db", "upgrade")
         self.samefold("db", "revision", "-m", "parcels")
         service.make_next(self.folder / "release-2", self._code)
@@ -121,16 +130,26 @@ class Month:
 
     def weather(self, what: str, length: timedelta) -> None:
         """Let it be so for that long; then all is well again."""
-        until_well: Callable[[], None] = getattr(self, f"_{what}")()
-        for part in range(SLICES):
+        name, *how = what.split()
+        until_well: Callable[[], None] = getattr(self, f"_{name}")(*how)
+        gives_up = name == "endpoint" and length > LONG
+        slices, settle_s = (GIVES_UP_SLICES, ATTEMPT_S) if gives_up else (SLICES, SETTLE_S)
+        for part in range(slices):
             if part < SLICES // 2:
                 self._ask()
-            jump(length / SLICES)
-            time.sleep(SETTLE_S)
+            jump(length / slices)
+            time.sleep(settle_s)
         until_well()
+        too_old = self.endpoints.too_old
+        _require(not too_old, f"posts came of events whose posts another database had made: {too_old[:3]}")
 
     def _calm(self) -> Callable[[], None]:
-        return lambda: None
+        """And an operator looks after it."""
+
+        def end() -> None:
+            self._operate()
+
+        return end
 
     def _away(self, part: str) -> Callable[[], None]:
         self._crews.pop(part).stop()
@@ -150,42 +169,48 @@ class Month:
         self._is_kafka_there = False
 
         def end() -> None:
-            self.stack.kafka.start()
+            process.start(self.stack.kafka, DEADLINE_S)
             self._is_kafka_there = True
 
         return end
 
     def _postgres_away(self) -> Callable[[], None]:
         self.stack.postgres.stop()
-        return self.stack.postgres.start
+        return lambda: process.start(self.stack.postgres, DEADLINE_S)
 
     def _all_away(self) -> Callable[[], None]:
         self._stop_all()
         return self._start_all
 
-    def _answers(self, name: str, answer: int | str) -> Callable[[], None]:
-        self.endpoints.answers[name] = answer
+    def _endpoint(self, name: str, kind: str) -> Callable[[], None]:
+        self.endpoints.answers[name] = kind
         return lambda: self.endpoints.answers.update({name: WELL})
 
-    def _tracking_away(self) -> Callable[[], None]:
-        return self._answers("tracking", "away")
+    def _unnamed(self, name: str) -> Callable[[], None]:
+        """The policies' settings lack an endpoint; an operator sees which processes wait for it."""
 
-    def _tracking_slow(self) -> Callable[[], None]:
-        return self._answers("tracking", "slow")
+        def configure(names: Iterable[str]) -> None:
+            self._crews.pop("policies").stop()
+            self._environment |= self.endpoints.configured(self._port, names)
+            self._start("policies")
 
-    def _tracking_gone(self) -> Callable[[], None]:
-        return self._answers("tracking", 410)
+        def end() -> None:
+            for one in self._waiting("--stuck"):
+                self._reasons(one)
+            configure(NAMES)
 
-    def _archive_fails(self) -> Callable[[], None]:
-        return self._answers("archive", 500)
+        configure({*NAMES} - {name})
+        return end
 
-    def _deployment(self) -> Callable[[], None]:
-        """Both releases run for a while, and each process twice."""
+    def _deployment(self, outage: str = "calm") -> Callable[[], None]:
+        """Both releases run for a while, and each process twice; it may begin in an outage."""
         old = dict(self._crews)
+        end_outage: Callable[[], None] = getattr(self, f"_{outage}")()
         self.release = 2
         self._start_all()
 
         def end() -> None:
+            end_outage()
             for crew in old.values():
                 crew.stop()
             if "v2 is held" in self.samefold("policies"):
@@ -194,15 +219,18 @@ class Month:
         return end
 
     def _database_restored(self) -> Callable[[], None]:
-        """To the last copy, or a copy is made."""
+        """To the last copy, which may be taken once more, or a copy is made."""
         data, copy = self.stack.postgres.data, self.folder / "copy"
         self.stack.postgres.stop()
         if copy.exists():
             shutil.rmtree(data)
-            shutil.move(copy, data)
+            subprocess.run(["cp", "-a", copy, data], check=True)
+            if self.random.random() < 0.5:
+                shutil.rmtree(copy)
         else:
             subprocess.run(["cp", "-a", data, copy], check=True)
-        self.stack.postgres.start()
+        process.start(self.stack.postgres, DEADLINE_S)
+        self._run_old_policies()
         return lambda: None
 
     def _database_lost(self) -> Callable[[], None]:
@@ -215,10 +243,12 @@ class Month:
             db.execute(f'create database "{name}"'.encode())
         shutil.rmtree(self.folder / "copy", ignore_errors=True)
         self.samefold("db", "upgrade")
+        self.posts_since = datetime.now(UTC).replace(microsecond=0) - POSTS_FROM
+        self.endpoints.since = f"{self.posts_since:%FT%TZ}"
         self._start_all()
-        since = datetime.now(UTC) - POSTS_FROM
-        self.posts_since = max(self.posts_since, since)
-        self.samefold("policies", "resume", "--posts-from", f"{since:%FT%TZ}")
+        until(self._is_held, "the policies are held")
+        self.samefold("policies", "resume", "--posts-from", self.endpoints.since)
+        self._run_old_policies()
         return lambda: None
 
     # ── processes ──
@@ -241,6 +271,10 @@ class Month:
         for part in [*self._crews]:
             self._crews.pop(part).stop()
 
+    def _is_held(self) -> bool:
+        found = self.samefold("policies", "--json")
+        return all(found[policy]["state"] == "new-database" for policy in POLICIES)
+
     def _are_policies_live(self) -> bool:
         with connect(self.world, "weather") as db:
             return all(activations_of(db, policy) for policy in POLICIES)
@@ -256,6 +290,7 @@ class Month:
             self._add(f"depots/{number}", "EnlargeDepot", by=20)
         for number in range(ACCOUNTS // 2):
             first = today + timedelta(days=self.random.randint(1, 28))
+            self._instalments[f"{number}{first:%Y%m}"] = first
             body = {"source": f"{number}", "target": f"{number + 1}", "cents": 100, "first": f"{first}"}
             self._add(f"standing_orders/{number}", "PlaceStandingOrder", **body)
         self._send()
@@ -301,25 +336,56 @@ class Month:
         """Whether nothing waits but timers; an operator does what the documentation says about what is stuck."""
         jump(timedelta(hours=6))
         time.sleep(1)
-        needed: list[int] = [
-            version for policy in self.samefold("policies", "--json").values() for version in policy["needs"]
-        ]
-        if 1 in needed and self.release == 2 and OLD not in self._crews:  # the database is older, or new
-            self._crews[OLD] = self._started("policies", 1)
-        waiting = self.samefold("processes", "--json", "--limit", "100000")["processes"]
-        if stuck := [one for one in waiting if one["stuck"]]:
-            self.repairs.update(one["first"][0]["why"].partition(": attempt")[0] for one in stuck)
-            self._repair()
+        needed, waiting = self._operate()
         self.waits = f"{needed} {json.dumps(waiting[:3])}"
         has_ended = 1 not in needed and all(thing["what"] == "timer" for one in waiting for thing in one["first"])
         return has_ended and self._is_read()
 
-    def _repair(self) -> None:
+    def _operate(self) -> tuple[set[int], list[dict[str, Any]]]:
+        """Do what docs/policies.md says of each reason. Returns the versions of policies that are needed, and what waited."""
+        needed = self._run_old_policies()
+        waiting = self._waiting()
+        if not (stuck := {one["stream"]: self._reasons(one) for one in waiting if one["stuck"]}):
+            return needed, waiting
         self.sent += 1
-        body = {"id": f"e{self.sent}", "type": "EnlargeDepot", "data": {"by": 500}}
-        lines = (json.dumps({"stream": f"depots/{depot}", **body}) for depot in range(DEPOTS))
-        self.samefold("send", "-", "--operator", "ada", "--wait", given="\n".join(lines))
-        self.samefold("outbox", "retry", "--policy", "parcels")
+        enlarge = {"id": f"e{self.sent}", "type": "EnlargeDepot", "data": {"by": 500}}
+        commands = [{"stream": f"depots/{depot}", **enlarge} for depot in range(DEPOTS)]
+        for stream, reasons in stuck.items():
+            if PARKED in reasons and self.release == 2 and 1 not in needed:
+                self.samefold("parked", "replay", "policy_parcels", stream)
+            if not _has_otherwise(stream) and not reasons.isdisjoint(DROPPED[:2]):
+                commands.append({"stream": stream, "id": "ticket", "type": "Lose", "data": {}})
+        self.samefold("send", "-", "--operator", "ada", "--wait", given="\n".join(map(json.dumps, commands)))
+        for reason in sorted({reason.partition(":")[0] for reason in set().union(*stuck.values())}):
+            if reason in DROPPED:
+                self.samefold("outbox", "drop", "--yes", "--policy", "parcels", "--reason", reason)
+            elif reason in SENT_AGAIN:
+                self.samefold("outbox", "retry", "--policy", "parcels", "--reason", reason)
+        return needed, waiting
+
+    def _run_old_policies(self) -> set[int]:
+        """Where the database is older than the switch, or new, the first release reads its events. The versions that are needed."""
+        needed = {version for policy in self.samefold("policies", "--json").values() for version in policy["needs"]}
+        if 1 in needed and self.release == 2 and OLD not in self._crews:
+            self._crews[OLD] = self._started("policies", 1)
+        return needed
+
+    def _waiting(self, *which: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.samefold("processes", "--json", "--limit", "100000", *which)["processes"]
+        return found
+
+    def _reasons(self, one: Mapping[str, Any]) -> set[str]:
+        """Why a process is stuck. Raises Found where its policy has an answer to that."""
+        stream, reasons = one["stream"], {reason for thing in one["first"] if (reason := _reason(thing))}
+        for reason in reasons:
+            self.stuck.setdefault(reason, set()).add(stream)
+        is_answered = _has_otherwise(stream) and any(reason.startswith("refused") for reason in reasons)
+        _require(not is_answered, f"{stream} is stuck: {reasons}")
+        return reasons
+
+    def repaired(self) -> dict[str, int]:
+        """How many processes were stuck, by the reason."""
+        return {reason: len(streams) for reason, streams in sorted(self.stuck.items())}
 
     def _is_read(self) -> bool:
         ends = topics.describe(self.world, self.world.events_topic).end
@@ -342,9 +408,9 @@ class Month:
             counted[state] += 1
             is_right = state in ("completed", "failed") or (state == "refunded" and target == f"{ACCOUNTS}")
             _require(is_right, f"transfer {transfer} to {target} is {state}")
-        lost = {one.stream for one, _ in self._asked if one.type == "RequestTransfer"} - {
-            f"transfers/{t}" for t, _, _ in transfers
-        }
+        asked = {one.stream.partition("/")[2] for one, _ in self._asked if one.type == "RequestTransfer"}
+        paid = {name for name, first in self._instalments.items() if first < datetime.now(UTC).date()}
+        lost = (asked | paid) - {transfer for transfer, _, _ in transfers}
         _require(not lost, f"no transfer is {sorted(lost)[:5]}")
         for one, asked_at in self._asked:
             if one.type == "SendParcel":
@@ -364,6 +430,19 @@ class Month:
             is_right = sorted(came) == sorted(["ParcelSent", end])
             _require(is_right, f"endpoint {name} got {came} of parcel {parcel}")
             _require(name != "archive" or came[0] == "ParcelSent", f"endpoint {name} got {came} of parcel {parcel}")
+
+
+def _has_otherwise(stream: str) -> bool:
+    """Whether the wish of such a parcel names what follows from a refusal."""
+    context, _, name = stream.partition("/")
+    return context == "parcels" and int(name) % 2 == 1
+
+
+def _reason(thing: Mapping[str, Any]) -> str | None:
+    """Why a person is needed; of a rejection with its code."""
+    if thing["what"] == PARKED:
+        return PARKED
+    return thing["why"] and ": ".join(thing["why"].split(": ")[: 2 if thing["why"].startswith("refused: ") else 1])
 
 
 def _require(holds: bool, what: str) -> None:

@@ -1,19 +1,25 @@
-"""The service of a month: this code with parcels, which depots refuse for every reason, and posts that tell of them."""
+"""The service of a month: this code with parcels, whose first release meets every reason of a dead letter, and posts that tell of
+them.
+"""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from demo.tree import PACKAGES
 from proofs.patches import ROOT
 
-BROKEN = 7
-"""The first release can't take in a parcel with such a number, or a multiple of it."""
+FAULTS = {"FAILS": 7, "INVALID": 31, "LARGE": 61, "POISON": 67, "CYCLE": 71}
+"""The first release does so with parcels that have such a number, or a multiple of it."""
+NEVER = 10**9
 
 DEPOTS = '''
 from dataclasses import dataclass, replace
-from typing import TypeAlias, assert_never
+from typing import Annotated, TypeAlias, assert_never
+
+from pydantic import Field
 
 from domain.language import Cents, Refusal, Text, fact
 
@@ -40,6 +46,7 @@ class EnlargeDepot:
 class TakeIn:
     parcel: Text
     number: Cents
+    label: Annotated[str, Field(max_length=2_000_000)] = ""
 
 
 Command: TypeAlias = EnlargeDepot | TakeIn
@@ -61,7 +68,7 @@ def decide(command: Command, state: State) -> list[Event]:
     match command:
         case EnlargeDepot(by=by):
             return [DepotEnlarged(by=by)]
-        case TakeIn(number=number) if number % BROKEN == 0:
+        case TakeIn(number=number) if number % FAILS == 0:
             raise RuntimeError("the first release can't take it in")
         case TakeIn() if state.room == 0:
             raise DepotFull
@@ -104,7 +111,12 @@ class ParcelLost:
     refusal: Text
 
 
-Event: TypeAlias = ParcelSent | ParcelArrived | ParcelLost
+@fact
+class ParcelTurned:
+    pass
+
+
+Event: TypeAlias = ParcelSent | ParcelArrived | ParcelLost | ParcelTurned
 
 
 @fact
@@ -123,7 +135,12 @@ class Lose:
     refusal: Text = ""
 
 
-Command: TypeAlias = SendParcel | Arrive | Lose
+@fact
+class Turn:
+    pass
+
+
+Command: TypeAlias = SendParcel | Arrive | Lose | Turn
 
 
 class ParcelIsElsewhere(Refusal):
@@ -146,6 +163,8 @@ def decide(command: Command, state: State) -> list[Event]:
             return [ParcelArrived()]
         case Lose(refusal=refusal), "sent":
             return [ParcelLost(refusal=refusal)]
+        case Turn(), _:
+            return [ParcelTurned()]
         case _:
             raise ParcelIsElsewhere
 
@@ -158,6 +177,8 @@ def evolve(state: State, event: Event) -> State:
             return State("arrived")
         case ParcelLost():
             return State("lost")
+        case ParcelTurned():
+            return state
         case _:
             assert_never(event)
 '''
@@ -166,19 +187,28 @@ POLICY = """
 from collections.abc import Iterable
 
 from domain.depots import TakeIn
-from domain.parcels import Arrive, Lose, ParcelArrived, ParcelLost, ParcelSent
+from domain.parcels import Arrive, Lose, ParcelArrived, ParcelLost, ParcelSent, ParcelTurned, Turn
 from policies.engine import At, Post, Send
 
 VERSION = 1
+ON_POISON = "park"
 
 
-def react(event: ParcelSent | ParcelArrived | ParcelLost, at: At) -> Iterable[Send | Post]:
-    for endpoint in ("archive", "tracking"):
-        yield Post(endpoint, {"parcel": at.id, "what": type(event).__name__})
+def react(event: ParcelSent | ParcelArrived | ParcelLost | ParcelTurned, at: At) -> Iterable[Send | Post]:
+    if not isinstance(event, ParcelTurned):
+        for endpoint in ("archive", "tracking"):
+            yield Post(endpoint, {"parcel": at.id, "what": type(event).__name__, "time": f"{at.time:%FT%TZ}"})
     match event:
         case ParcelSent(depot=depot, number=number):
-            take_in = TakeIn(parcel=at.id, number=number)
-            yield Send(f"depots/{depot}", take_in, then=Arrive(), otherwise=Lose() if number % 2 else None)
+            if number % POISON == 0:
+                raise RuntimeError("the first release can't react to it")
+            target = f"depots/{depot}" + (chr(10) if number % INVALID == 0 else "")
+            take_in = TakeIn(parcel=at.id, number=number, label="x" * (1_200_000 if number % LARGE == 0 else 0))
+            yield Send(target, take_in, then=Arrive(), otherwise=Lose() if number % 2 else None)
+            if number % CYCLE == 0:
+                yield Send(at.stream, Turn())
+        case ParcelTurned() if CYCLE < NEVER:
+            yield Send(at.stream, Turn())
 """
 
 
@@ -186,13 +216,19 @@ def make(folder: Path) -> None:
     """Write the code of the first release into `folder`."""
     for package in PACKAGES:
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "domain" / "depots.py").write_text(DEPOTS.replace("BROKEN", str(BROKEN)))
     (folder / "domain" / "parcels.py").write_text(PARCELS)
-    (folder / "policies" / "parcels.py").write_text(POLICY)
+    _write(folder, FAULTS)
 
 
 def make_next(folder: Path, before: Path) -> None:
-    """Write the second release, which takes in all parcels. Its policy has another version."""
+    """Write the second release, which has none of the faults. Its policy has another version."""
     shutil.copytree(before, folder)
-    (folder / "domain" / "depots.py").write_text(DEPOTS.replace("BROKEN", f"{10**9}"))
-    (folder / "policies" / "parcels.py").write_text(POLICY.replace("VERSION = 1", "VERSION = 2"))
+    _write(folder, dict.fromkeys(FAULTS, NEVER))
+    policy = folder / "policies" / "parcels.py"
+    policy.write_text(policy.read_text().replace("VERSION = 1", "VERSION = 2"))
+
+
+def _write(folder: Path, faults: Mapping[str, int]) -> None:
+    numbers = "".join(f"{name} = {number}\n" for name, number in {**faults, "NEVER": NEVER}.items())
+    (folder / "domain" / "depots.py").write_text(numbers + DEPOTS)
+    (folder / "policies" / "parcels.py").write_text(numbers + POLICY)
