@@ -13,7 +13,7 @@ from domain.accounts import AccountOpened, Deposit, MoneyDeposited, MoneyWithdra
 from infra.database.connect import connect
 from infra.settings import Settings
 from policies.engine import At, Send
-from policies.engine.activations import start_new
+from policies.engine.activations import switch
 from policies.engine.policy import Policy
 from policies.engine.process import Policies
 from projections.balances import VERSION
@@ -31,9 +31,8 @@ POLICY = Policy("one_in_ten", 1, react, frozenset({AccountOpened, MoneyDeposited
 
 
 def begin(settings: Settings) -> Policies:
+    switch(settings, POLICY)  # while nothing is folded: a policy that comes later has no part in the past
     with connect(settings, "samefold bench") as connection:
-        # while nothing is folded: a policy that comes later has no part in the past
-        start_new(settings, connection, POLICY)
         log.info("waits for 'balances'")
         while not connection.execute("select 1 from live where view = 'balances' and version = %s", [VERSION]).rowcount:
             time.sleep(0.005)

@@ -37,11 +37,15 @@ class Run(NamedTuple):
     smaller: Mapping[str, Any] = {}
     part: str = ""
     scale: float = 0.001
+    rounds: int = 1
 
 
 RUNS = {
     "handle": Run({handle.HANDLER, handle.COMBINED, *handle.PEERS}, {"CASES": {"wide": 200_000}}),
-    "project": Run({project.ONE, project.REACTED_TO, project.TWO, *project.PEERS}, {"CASES": {"wide": 200_000}}),
+    # the second round finds the commands that a policy sent in the first
+    "project": Run(
+        {project.ONE, project.REACTED_TO, project.TWO, *project.PEERS}, {"CASES": {"wide": 200_000}}, rounds=2
+    ),
     "rebuild": Run({rebuild.IN_ALL, rebuild.AFTER_START, *rebuild.SIZES}),
     "spark": Run(
         {spark.LOCAL, spark.FIRST, spark.WARM, spark.SIMPLE, spark.first_job(spark.CALLS[0])},
@@ -68,7 +72,7 @@ def run(name: str, stack: Stack, folder: Path, monkeypatch: pytest.MonkeyPatch, 
     module, of = import_module(f"benchmarks.{name.partition(' ')[0]}"), RUNS[name]
     for what, value in of.smaller.items():
         monkeypatch.setattr(module, what, value)
-    options = Options(rounds=1, scale=of.scale, seed=SEED, part=of.part, commits=2)
+    options = Options(rounds=of.rounds, scale=of.scale, seed=SEED, part=of.part, commits=2)
     return module.run(Bench(options, stack, folder, Silent(), profile))
 
 
