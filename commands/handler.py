@@ -129,6 +129,9 @@ class _Attempt(NamedTuple):
     last: int = -1
 
 
+_decode_attempt = msgspec.json.Decoder(_Attempt).decode
+
+
 class Handler:
     """One handler process. `run` returns after `stop`, and raises a named error when the process must end.
 
@@ -435,7 +438,7 @@ class Handler:
     def _last_attempt(self, partition: int) -> _Attempt:
         try:
             [kept] = self._consumer.committed([TopicPartition(self.settings.commands_topic, partition)], ATTEMPT_S)
-            return msgspec.json.decode(kept.metadata, type=_Attempt) if kept.metadata else _Attempt()
+            return _decode_attempt(kept.metadata) if kept.metadata else _Attempt()
         except (KafkaException, msgspec.DecodeError):  # then it is not counted
             return _Attempt()
 

@@ -114,6 +114,11 @@ def _command_reader(kind: type, older: Older | None) -> Callable[[bytes], Any]:
 @cache
 def contexts() -> dict[str, Context]:
     """All contexts by name. Raises BadContext, and UnreadableRelease where a context with older versions has a broken record."""
+    with storable.building:
+        return _all()
+
+
+def _all() -> dict[str, Context]:
     found: dict[str, Context] = {}
     for module_info in pkgutil.iter_modules(domain.__path__):
         module = importlib.import_module(f"domain.{module_info.name}")

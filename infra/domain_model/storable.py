@@ -16,6 +16,7 @@ from decimal import Decimal
 from enum import Enum
 from functools import cache, cached_property, partial
 from itertools import count
+from threading import RLock
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
@@ -64,10 +65,15 @@ def require_exact(kind: type) -> bool:
     return conditions.is_plain
 
 
+building = RLock()
+"""Held while decoders are made: msgspec (0.22) ends the process where two threads make those of one class at the same time."""
+
+
 @cache
 def decoder(kind: type) -> Callable[[bytes | str | msgspec.Raw], Any]:
     """The function from JSON to a value of the type. It raises msgspec.DecodeError, UnicodeDecodeError."""
-    return msgspec.json.Decoder(kind).decode
+    with building:
+        return msgspec.json.Decoder(kind).decode
 
 
 def through_json(kind: type, value: Any) -> Any:
@@ -296,7 +302,8 @@ def _require_plain(kind: Any, where: str) -> None:
 def _require_readable(kind: Any, where: str) -> None:
     """Raises NotExact where no decoder can tell the type's values apart."""
     try:
-        msgspec.json.Decoder(kind)
+        with building:
+            msgspec.json.Decoder(kind)
     except (TypeError, NotImplementedError) as error:
         why = str(error).partition(" - type")[0]
         raise NotExact(where, f"is {_name_of(kind)}, which JSON can't tell apart: {why}.", _ALLOWED) from error

@@ -1,6 +1,8 @@
 """make test: pure. Of a type that is not refused by name, JSON gives each value back exactly, or the value is refused."""
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone
@@ -17,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.domain_model.storable import Lost, NotExact, comparable, giving_exactly, require_exact, through_json
+from infra.testing.waiting import DEADLINE_S
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NAIVE = datetime.fromisoformat("2026-01-01")
@@ -326,3 +329,36 @@ def test_sets_have_no_order_and_all_else_is_told_apart() -> None:
     for n, one in enumerate(apart):
         for m, other in enumerate(apart):
             assert (comparable(one) == comparable(other)) is (n == m), (one, other)
+
+
+def test_threads_may_make_the_decoders_of_one_class_at_once() -> None:
+    """Without a lock msgspec ends the process, so another one does it."""
+    done = subprocess.run(
+        [sys.executable, "-c", AT_ONCE], check=False, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+AT_ONCE = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import make_dataclass
+from datetime import date
+from threading import Barrier
+from typing import Annotated
+from msgspec import Meta
+from infra.domain_model.storable import decoder
+
+def make(kind):
+    together.wait()
+    decoder(kind)(value)
+
+sys.setswitchinterval(1e-6)
+together, value = Barrier(4), b'{"a": {"b": 1}, "c": "2026-01-01", "d": 1}'
+fields = [("a", dict[str, Annotated[int, Meta(ge=0)]]), ("c", date), ("d", Annotated[int, Meta(ge=0)])]
+with ThreadPoolExecutor(4) as threads:
+    for number in range(300):
+        kind = make_dataclass(f"Kind{number}", fields, frozen=True)
+        list(threads.map(make, [kind] * 4))
+print("done")
+"""
