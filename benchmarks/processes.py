@@ -13,8 +13,8 @@ from typing import NoReturn, Self
 
 import psutil
 
+from demo.background_thread import BackgroundThread
 from infra.errors import SamefoldError
-from infra.processes.background_thread import BackgroundThread
 from infra.settings import Settings
 
 GRACE_S = 20.0

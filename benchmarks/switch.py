@@ -23,8 +23,8 @@ from benchmarks.results import Aim, Result, curve, latency_sample, percentile
 from benchmarks.stage import Background, Bench, World, background
 from benchmarks.workload import Ledger, deposits, movements, opening_orders
 from commands.outcomes import live_table
+from demo.background_thread import BackgroundThread
 from infra.database.connect import connect
-from infra.processes.background_thread import BackgroundThread
 from projections.engine.store.positions import channel
 from projections.engine.views.view import CORE
 

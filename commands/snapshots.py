@@ -19,7 +19,6 @@ from infra.domain_model.contexts import contexts, unreadable_state
 from infra.domain_model.storable import decoder
 from infra.log.rule import Reading
 from projections.engine.store.command_types import CommandType, live_types, own_types
-from projections.engine.store.commit import prepare
 from projections.engine.store.event_types import foldable_types, own_event_types
 from projections.engine.store.positions import live_set
 from projections.engine.views.binary_arrays import texts, uuids
@@ -39,7 +38,6 @@ class SnapshotReader:
     """Reads snapshots over one connection. Not thread-safe."""
 
     def __init__(self, connection: psycopg.Connection[Any], events_topic: str) -> None:
-        prepare(connection)
         self.connection = connection
         self.events_topic = events_topic
         self._tables: dict[str, str] = {}

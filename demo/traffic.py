@@ -9,9 +9,9 @@ from datetime import date
 import msgspec
 
 from commands.client import send_all
+from demo.background_thread import BackgroundThread
 from domain.accounts import Deposit, Withdraw
 from infra.log.records import Command
-from infra.processes.background_thread import BackgroundThread
 from infra.settings import Settings
 
 RATE = 100

@@ -78,8 +78,7 @@ class Context:
                 f"domain.{self.name}: {error}.", "docs/personal-data.md shows where they can be."
             ) from error
         try:
-            for event in self.events.values():
-                storable.require_exact(event)
+            is_plain = {event: storable.require_exact(event) for event in self.events.values()}
             object.__setattr__(self, "fold", storable.giving_exactly(self.state, self.evolve))
         except storable.NotExact as error:
             raise BadContext(f"domain.{self.name}: {error}", error.hint) from error
@@ -93,7 +92,7 @@ class Context:
         for event in self.events.values():
             name, decode = stored_type(event), storable.decoder(event)
             stored[event] = name, decided_decoder(event, decode)
-            readers[name] = event, decode if storable.is_plain(event) else partial(limited, decode)
+            readers[name] = event, decode if is_plain[event] else partial(limited, decode)
         object.__setattr__(self, "stored", stored)
         types: dict[str, tuple[type, Older | None]] = {stored_type(one): (one, None) for one in self.commands.values()}
         for fact, steps in self.upcasters.items():

@@ -54,13 +54,11 @@ class Lost(ValueError):
     """A value that JSON does not give back."""
 
 
-def require_exact(kind: type) -> None:
-    """Raises NotExact where JSON does not give back every value of the type."""
-    _Conditions().of(kind, "v", kind.__name__)
+def require_exact(kind: type) -> bool:
+    """Raises NotExact where JSON does not give back every value of the type.
 
-
-def is_plain(kind: type) -> bool:
-    """Whether decoding makes its values without an author's `__post_init__`. Raises NotExact."""
+    Returns whether decoding makes its values without an author's `__post_init__`.
+    """
     conditions = _Conditions()
     conditions.of(kind, "v", kind.__name__)
     return conditions.is_plain

@@ -165,13 +165,6 @@ def _ordered(settings: Settings, admin: Admin | None, name: str, setting: str) -
 
 def _ensure(settings: Settings, admin: Admin, names: Sequence[str], partitions: int) -> list[Topic]:
     """Create the missing topics of these, check and return them."""
-    found = _create(settings, admin, names, partitions)
-    check(settings, names, admin=admin)
-    return found
-
-
-def _create(settings: Settings, admin: Admin, names: Sequence[str], partitions: int) -> list[Topic]:
-    """Create the missing topics of these, and return all."""
     there = existing(settings, admin)
     missing = [
         NewTopic(name, partitions, settings.replication_factor, config=_log(settings) | _promised(settings, name))
@@ -180,7 +173,9 @@ def _create(settings: Settings, admin: Admin, names: Sequence[str], partitions: 
     ]
     if missing:
         admin.ask(lambda client, within_s: _make(settings, client, missing, within_s))
-    return [describe(settings, name, admin=admin) for name in names]
+    found = [describe(settings, name, admin=admin) for name in names]
+    check(settings, names, admin=admin)
+    return found
 
 
 def ensure_public(settings: Settings, events: Topic) -> tuple[Topic, int]:
@@ -189,8 +184,7 @@ def ensure_public(settings: Settings, events: Topic) -> tuple[Topic, int]:
     How long it keeps its records is the operator's decision. Raises TopicUnfit, TopicMissing, KafkaUnavailable.
     """
     admin, name = Admin(settings), settings.public_topic
-    [public] = _create(settings, admin, [name], events.partitions)
-    check(settings, [name], admin=admin)
+    [public] = _ensure(settings, admin, [name], events.partitions)
     if public.partitions != events.partitions:
         raise TopicUnfit(
             f"'{name}' has {public.partitions} partitions and '{events.name}' {events.partitions}; "

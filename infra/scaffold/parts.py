@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
+from symtable import symtable
 
 from infra.errors import SamefoldError
 from infra.scaffold.names import BadName, check_context, class_name, kebab, module, names_of, words
@@ -369,18 +370,9 @@ class Source:
 
     def _names(self) -> set[str]:
         """The names that the file's top level defines or imports."""
-        found: set[str] = set()
-        for node in self._tree().body:
-            match node:
-                case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
-                    found.add(name)
-                case ast.ImportFrom(names=names) | ast.Import(names=names):
-                    found |= {alias.asname or alias.name for alias in names}
-                case ast.Assign() | ast.AnnAssign():
-                    found |= {one.id for one in _targets(node) if isinstance(one, ast.Name)}
-                case _:
-                    pass
-        return found
+        self._tree()
+        names = symtable("\n".join(self._lines), self.file.name, "exec").get_symbols()
+        return {name.get_name() for name in names if name.is_local()}
 
     def _tree(self) -> ast.Module:
         try:

@@ -110,7 +110,7 @@ def check(view: View, known: Mapping[str, Context], made: Histories) -> None:
                 f"{poison.message} {_led_to(history, poison.stream, poison.version)} "
                 "In production it would stop there: correct it. docs/new-view.md says what a key and a column may be."
             ) from poison
-        if view.kind is Kind.POLICY and (dead := [(at, why) for *_, at, why, _ in rows if why]):
+        if view.kind is Kind.POLICY and (dead := [(at, why) for _, _, _, at, *_, why, _ in rows if why]):
             at, why = dead[0]
             raise AssertionError(
                 f"{view.name} wishes at event {at.version} of {at.stream} what can't be sent. {why}. "

@@ -315,21 +315,21 @@ def _require_dead(settings: Settings, idents: Sequence[str]) -> None:
             f"{', '.join(others)} {'is' if len(others) == 1 else 'are'} under way; nothing was changed.",
             "This takes dead letters: `samefold outbox list --dead`.",
         )
-    if invalid := [one.id for one in found if (one.dead or "").startswith(DeadReason.INVALID_WISH)]:
-        raise NotDead(
-            f"{', '.join(invalid)} can't be sent: no body was kept, as a value did not fit; nothing was changed.",
-            "Send yourself what is missing, then `samefold outbox drop ID`.",
-        )
-    with naming(settings), connect(settings, "samefold outbox") as connection:
-        # the handler decided another command with this id, and decides none twice
-        met = connection.execute(
-            "select id from outbox where id = any(%s) and starts_with(dead, %s)", (idents, DeadReason.ID_REUSED)
-        ).fetchall()
-    if met:
-        raise NotDead(
-            f"{', '.join(ident for (ident,) in met)} can't be sent again: another command had this id, and was decided.",
-            "`samefold outbox show ID` shows both; `samefold outbox drop ID` removes it.",
-        )
+    for reason, (why, hint) in _NEVER_AGAIN.items():
+        if those := [one.id for one in found if (one.dead or "").startswith(reason)]:
+            raise NotDead(f"{', '.join(those)} can't be sent again: {why}; nothing was changed.", hint)
+
+
+_NEVER_AGAIN = {
+    DeadReason.INVALID_WISH: (
+        "no body was kept, as a value did not fit",
+        "Send yourself what is missing, then `samefold outbox drop ID`.",
+    ),
+    DeadReason.ID_REUSED: (  # a handler decides no id twice
+        "another command had this id, and was decided",
+        "`samefold outbox show ID` shows both; `samefold outbox drop ID` removes it.",
+    ),
+}
 
 
 def _missing(idents: Sequence[str]) -> NoSuchWish:

@@ -13,9 +13,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import re
-import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -52,8 +50,7 @@ MOST_WISHES = 1_000
 MOST_DEPTH = 50
 """Wishes that lead to one another without a timer or a client in between. A longer chain is a cycle of policies."""
 CHANNEL = "samefold_outbox"
-"""The channel of PostgreSQL's notifications: a batch of that PROCESS changed the outbox."""
-PROCESS = f"{socket.gethostname()}:{os.getpid()}"
+"""The channel of PostgreSQL's notifications: commands were wished."""
 ANY = "*"
 """The fingerprint of a wished command that has older versions: where the database was restored to before the release, the wish is
 made again, and the command that was decided under its id is one of those.
@@ -90,28 +87,27 @@ class Wish(NamedTuple):
     id: str
     kind: str
     number: int
-    target: str | None
-    type: str | None
-    body: str | None
-    fingerprint: str | None
-    due: datetime | None
-    then: FollowUp
-    otherwise: FollowUp
-    later: FollowUp
-    after_ms: int | None
-    expected: str | None
-    """The codes of rejections that need no follow-up, each after a space."""
     at: At
+    target: str | None = None
+    type: str | None = None
+    body: str | None = None
+    fingerprint: str | None = None
+    due: datetime | None = None
+    then: FollowUp = FollowUp()
+    otherwise: FollowUp = FollowUp()
+    later: FollowUp = FollowUp()
+    after_ms: int | None = None
+    expected: str | None = None
+    """The codes of rejections that need no follow-up, each after a space."""
     dead: str | None = None
     """Why it can't be sent. Then neither target nor body is kept."""
 
 
-Offer = Callable[[Sequence[tuple[Any, ...]] | None], None]
-"""Takes the rows (columns of `SENDABLE`) that a committed batch left to be sent at once; None if they are not known."""
+def view_of(policy: Policy, posted: Callable[[], None] | None = None, *, with_outcomes: bool = True) -> View:
+    """The policy as its agent folds it; without outcomes for a replay of parked events, when all of them have been read.
 
-
-def view_of(policy: Policy, offer: Offer | None = None, *, with_outcomes: bool = True) -> View:
-    """The policy as its agent folds it; without outcomes for a replay of parked events, when all of them have been read."""
+    `posted` is called, but not always, when a batch has left posts.
+    """
     of = [
         context.name for context in contexts().values() if not policy.subscription.isdisjoint(context.events.values())
     ]
@@ -127,7 +123,7 @@ def view_of(policy: Policy, offer: Offer | None = None, *, with_outcomes: bool =
         shape="",
         on_poison=policy.on_poison,
         agent=policy.agent,
-        write=partial(_writes, policy, offer, with_outcomes),
+        write=partial(_writes, policy, posted, with_outcomes),
     )
 
 
@@ -175,13 +171,9 @@ def _made(wish: Any, ident: str, number: int, at: At) -> Iterator[Wish]:
                 yield from _made(follows, ident, number, at)
 
 
-_NO_FOLLOW_UPS = (FollowUp(), FollowUp(), FollowUp(), None, None)
-
-
 def _dead(ident: str, kind: str, number: int, why: str, at: At) -> Wish:
     # with a fingerprint that no command has: an outcome under this id, of a restored log, does not end it
-    dead = f"{DeadReason.INVALID_WISH}: {why}"
-    return Wish(ident, kind, number, None, None, None, "", None, *_NO_FOLLOW_UPS, at, dead)
+    return Wish(ident, kind, number, at, fingerprint="", dead=f"{DeadReason.INVALID_WISH}: {why}")
 
 
 def _post(wish: Post, ident: str, number: int, at: At) -> Wish:
@@ -192,7 +184,7 @@ def _post(wish: Post, ident: str, number: int, at: At) -> Wish:
         body = json.dumps(msgspec.to_builtins(wish.body, str_keys=True), ensure_ascii=False, allow_nan=False)
     except ValueError:
         raise InvalidWish("the body of a Post has a number that JSON can't hold") from None
-    return Wish(ident, "post", number, wish.endpoint, None, body, None, None, *_NO_FOLLOW_UPS, at)
+    return Wish(ident, "post", number, at, target=wish.endpoint, body=body)
 
 
 def _send(wish: Send, ident: str, number: int, at: At) -> Wish:
@@ -217,6 +209,7 @@ def _send(wish: Send, ident: str, number: int, at: At) -> Wish:
         id=ident,
         kind="send",
         number=number,
+        at=at,
         target=wish.stream,
         type=kind,
         body=body.decode(),
@@ -227,7 +220,6 @@ def _send(wish: Send, ident: str, number: int, at: At) -> Wish:
         later=_follow_up(at.stream, wish.later, ident + LATER),
         after_ms=None if wish.after is None else wish.after // timedelta(milliseconds=1),
         expected="".join(f" {refusal.code}" for refusal in wish.ignore) or None,
-        at=at,
     )
 
 
@@ -282,15 +274,17 @@ _TYPES = {
 _COLUMNS = tuple(_TYPES)
 
 
-def _writes(policy: Policy, offer: Offer | None, with_outcomes: bool, batches: Sequence[Changes]) -> list[Statement]:
+def _writes(
+    policy: Policy, posted: Callable[[], None] | None, with_outcomes: bool, batches: Sequence[Changes]
+) -> list[Statement]:
     rows: dict[str, _Row] = {}
-    posted: list[Wish] = []
+    new_posts: list[Wish] = []
     for batch in batches:
         if wishes := batch.added[policy.agent]:
             commits = {offset: commit for offset, _, commit in batch.counted}
             for wish in wishes:
                 if wish.kind == "post":
-                    posted.append(wish)
+                    new_posts.append(wish)
                 else:
                     rows.setdefault(wish.id, {}).update(_first_half(wish, commits[wish.at.offset]))
         if with_outcomes:
@@ -298,27 +292,25 @@ def _writes(policy: Policy, offer: Offer | None, with_outcomes: bool, batches: S
             for _, _, commit in batch.counted:
                 if commit.command_id.startswith(prefix):
                     rows.setdefault(commit.command_id, {}).update(_second_half(commit))
-    statements = posts.writes(policy.name, posted, offer and (lambda _: offer(())))
+    statements = posts.writes(policy.name, new_posts, posted)
     if not rows:
         return statements
-    ids = sorted(rows)
-    known, chain = {"policy": policy.name}, _chain(ids)
+    ids, known = sorted(rows), {"policy": policy.name}
+    upsert = Statement(_UPSERT, _arrays([rows[ident] | known | {"id": ident} for ident in ids]))
+    return [*statements, upsert, *_ends(ids)]
+
+
+def _ends(ids: list[str]) -> list[Statement]:
+    """End what has both halves of these, of what may follow, and of what may follow that: outcomes may be there before commands."""
+    first = _following(ids)
+    chain = [ids, first, _following(first)]
     every = binary_arrays.texts(sorted(one for some in chain for one in some))
     return [
-        *statements,
-        Statement(_UPSERT, _arrays([rows[ident] | known | {"id": ident} for ident in ids])),
         *(Statement(_MEET, [binary_arrays.texts(some)]) for some in chain),
         Statement(_DIE, [every]),
         Statement(_BURIED, [every], tell_dead),
-        Statement(_NOTIFY, [CHANNEL, PROCESS]),
-        *([Statement(_SENDABLE, [every], offer)] if offer else ()),
+        Statement(_NOTIFY, []),
     ]
-
-
-def _chain(ids: list[str]) -> list[list[str]]:
-    """These ids, those of what may follow, and of what may follow that: outcomes may be there before their commands."""
-    first = _following(ids)
-    return [ids, first, _following(first)]
 
 
 def _following(ids: Iterable[str]) -> list[str]:
@@ -331,7 +323,6 @@ def refuse(connection: Connection, ident: str, why: str) -> bool:
     with connection.transaction():
         connection.execute(_REJECT, [DeadReason.REFUSED_BY_KAFKA, ident])
         _join(connection, [ident])
-        connection.execute(_NOTIFY, [CHANNEL, ""])  # not as this process, whose relay reads what follows
         return connection.execute(_BURY, [f"{DeadReason.REFUSED_BY_KAFKA}: {why}", ident]).rowcount > 0
 
 
@@ -343,12 +334,10 @@ def again(connection: Connection, idents: Sequence[str]) -> None:
 
 
 def _join(connection: Connection, ids: list[str]) -> None:
-    chain = _chain(ids)
-    every = [one for some in chain for one in some]
-    for some in chain:
-        connection.execute(_MEET, [some])
-    connection.execute(_DIE, [every])
-    tell_dead(connection.execute(_BURIED, [every]).fetchall())
+    for query, parameters, answer in _ends(ids):
+        cursor = connection.execute(query, parameters)
+        if answer is not None:
+            answer(cursor.fetchall())
 
 
 def _first_half(wish: Wish, commit: Commit) -> _Row:
@@ -455,12 +444,4 @@ insert into outbox as t (id, {_listed(_WISHED)}) select new, {_listed(_WISHED)} 
     on conflict (id) do update set {_listed(_WISHED, "{0} = coalesce(t.{0}, excluded.{0})")}
 """.encode()  # noqa: S608
 
-_NOTIFY = b"select pg_notify(%s, %s)"
-
-SENDABLE = "id, policy, partition, stream, target, type, body, due, depth, correlation_id, causation_id"
-_SENDABLE = f"""
-with written as materialized (select * from outbox where id = any(%s))
-select {SENDABLE} from written
- where kind = 'send' and due is null and sent_at is null and dead is null
- order by partition, stream, version, number
-""".encode()  # noqa: S608  # materialized: a plan from when the table was empty scans the index of all that is unsent
+_NOTIFY = f"notify {CHANNEL}".encode()

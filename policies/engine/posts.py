@@ -57,10 +57,8 @@ _SCALARS = {"version": Scalar.INT, "number": Scalar.INT, "wished_at": Scalar.DAT
 _TYPES = [type_of(_SCALARS.get(column, Scalar.STR)) for column in _COLUMNS]
 
 
-def writes(
-    policy: str, wishes: Sequence[Wish], written: Callable[[Sequence[Any]], None] | None = None
-) -> list[Statement]:
-    """The statements of a batch that wishes these posts. `written` is called when they are there to be claimed."""
+def writes(policy: str, wishes: Sequence[Wish], posted: Callable[[], None] | None = None) -> list[Statement]:
+    """The statements of a batch that wishes these posts. `posted` is called when they are there to be claimed."""
     if not wishes:
         return []
     rows = [
@@ -80,7 +78,8 @@ def writes(
     columns = [kind.pack(values) for kind, values in zip(_TYPES, zip(*rows, strict=True), strict=True)]
     ids = binary_arrays.texts([one.id for one in wishes])
     dead = [Statement(_BURIED, [ids], tell_dead)] if any(one.dead for one in wishes) else []
-    return [Statement(_INSERT, columns), Statement(_OPEN_LANES + b"false returning null", [ids], written), *dead]
+    tell = None if posted is None else lambda _: posted()
+    return [Statement(_INSERT, columns), Statement(_OPEN_LANES + b"false returning null", [ids], tell), *dead]
 
 
 def revive(connection: Connection, ids: Sequence[str]) -> int:

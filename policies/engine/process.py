@@ -9,10 +9,10 @@ import argparse
 import asyncio
 import gc
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from infra.errors import SamefoldError
 from infra.processes.process_end import Parts
@@ -70,21 +70,16 @@ class Policies:
             self.error = error
             self._ended.set()
 
-    def partitions(self) -> Mapping[str, Collection[int]]:
-        """The partitions that this process has now, by policy. Thread-safe."""
-        return {name: agent.reader.own_partitions for name, agent in [*self._agents.items()]}
-
-    def _offer(self, rows: Sequence[tuple[Any, ...]] | None) -> None:
-        """A batch left these rows to be sent, or none but posts; None if it is not known what."""
-        self._relay.offer(rows)
-        if not rows:
-            self._webhooks.kick()
+    def partitions(self) -> set[tuple[str, int]]:
+        """The (policy, partition) that this process has now. Thread-safe."""
+        agents = [*self._agents.items()]
+        return {(name, partition) for name, agent in agents for partition in agent.reader.own_partitions}
 
     async def _host(self, policy: Policy) -> None:
         """Run the policy's agent, and start it again after an error."""
         failures = starts = 0
         while not self._ended.is_set():
-            agent = self._agents[policy.name] = agent_of(self.settings, policy, self.name, self._offer)
+            agent = self._agents[policy.name] = agent_of(self.settings, policy, self.name, self._webhooks.kick)
             starts += 1
             if starts % COLLECTED == 0:
                 gc.collect()  # its predecessors are in cycles, with Kafka clients, their threads and sockets

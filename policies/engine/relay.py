@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
-import select
+import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -33,7 +33,7 @@ from infra.observability import logs
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
 from policies.engine.dead_letters import DeadReason
-from policies.engine.outbox import CHANNEL, PROCESS, SENDABLE, refuse
+from policies.engine.outbox import CHANNEL, refuse
 from policies.engine.sender import Row, Sender
 from projections.engine.store.command_types import CommandType, live_types, own_types
 
@@ -49,6 +49,8 @@ MOST_KNOWN = 50_000
 """Commands in memory from which on no others are read: while Kafka refuses them, they wait in the outbox."""
 PAGE_S = 0.05
 """Until the next ones are read, if there were more."""
+ANSWER_S = 0.01
+"""How long acknowledgements are waited for, before it is looked whether a batch has notified."""
 
 _REFUSED = {
     KafkaError.MSG_SIZE_TOO_LARGE,
@@ -73,27 +75,17 @@ timers as (
      where o.policy = mine.policy and o.partition = mine.partition and {_UNSENT} and due is not null and due <= %(until)s
      order by due, stream, version, number limit %(most)s) o
    order by due, partition, stream, version, number limit %(most)s)
-select {SENDABLE} from (select * from at_once union all select * from timers) unsent
+select {", ".join(Row._fields)} from (select * from at_once union all select * from timers) unsent
  order by due nulls first, partition, stream, version, number
 """  # noqa: S608  # each limit ends the walk through an index that has this order, however many rows are behind it
 
 
-def read_unsent(connection: Connection, mine: Sequence[tuple[str, int]], until: datetime, most: int) -> Iterator[Row]:
+def read_unsent(connection: Connection, mine: Set[tuple[str, int]], until: datetime, most: int) -> Iterator[Row]:
     """The first unsent rows of these (policy, partition) that are due by then, in the order in which they are to be sent.
 
     At most so many that are sent at once, and as many timers: neither crowds the other out.
     """
-    policies, partitions = (list(column) for column in zip(*mine, strict=True))
-    values = {"policies": policies, "partitions": partitions, "until": until, "most": most}
-    return map(Row._make, connection.execute(_READ, values))
-
-
-def still_unsent(connection: Connection, ids: Sequence[str]) -> set[str]:
-    """Those of these rows that are to be sent still."""
-    return {ident for (ident,) in connection.execute(_STILL_UNSENT, [ids])}
-
-
-_STILL_UNSENT = f"select id from outbox where id = any(%s) and {_UNSENT}".encode()  # noqa: S608
+    return map(Row._make, connection.execute(_READ, _columns(mine) | {"until": until, "most": most}))
 
 
 def mark_sent(connection: Connection, ids: Sequence[str]) -> None:
@@ -111,25 +103,22 @@ returning policy, partition
 _RELEASE = "delete from relay_leases where holder = %s"
 
 
-def _names(types: Collection[CommandType]) -> str:
-    return ", ".join(sorted(map(str, types)))
-
-
-def _pairs(mine: Mapping[str, Collection[int]]) -> set[tuple[str, int]]:
-    return {(policy, partition) for policy, partitions in mine.items() for partition in partitions}
+def _columns(mine: Set[tuple[str, int]]) -> dict[str, Any]:
+    ordered = sorted(mine)
+    return {"policies": [policy for policy, _ in ordered], "partitions": [partition for _, partition in ordered]}
 
 
 class Relay:
     """Sends due commands of these policies' partitions until `stop`. `run` blocks, in a thread of its own.
 
-    `mine` returns the partitions that this process has now, by policy. `clock` is the time that timers go by.
+    `mine` returns the (policy, partition) that this process has now. `clock` is the time that timers go by.
     """
 
     def __init__(
         self,
         settings: Settings,
         name: str,
-        mine: Callable[[], Mapping[str, Collection[int]]],
+        mine: Callable[[], Set[tuple[str, int]]],
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.settings = settings
@@ -141,64 +130,42 @@ class Relay:
         self._kafka = clients.Connection(f"relay {name}")
         self._producer = clients.LastingProducer(settings, f"relay {name}", self._kafka)
         self._sender = Sender()
-        self._holder = f"{PROCESS} {uuid4()}"
-        self._held: dict[str, set[int]] = {}
-        """By policy, the partitions whose commands this process sends: two releases have all of them for a while."""
-        self._wanted = set[tuple[str, int]]()
+        self._holder = f"{socket.gethostname()}:{os.getpid()} {uuid4()}"
+        self._held: Set[tuple[str, int]] = set()
+        """(policy, partition) whose commands this process sends: two releases have all of them for a while."""
+        self._wanted: Set[tuple[str, int]] = set()
         self._claim_at = 0.0
-        self._offered: deque[Sequence[tuple[Any, ...]] | None] = deque()
-        self._caught_up: set[tuple[str, int]] = set()
-        """(policy, partition) whose unsent rows are all known here. Offers of others would overtake rows that are not."""
         self._live = frozenset[CommandType]()
         """Types that handlers decide, as of when another one was last met."""
-        self._newer: dict[tuple[str, int], tuple[str, CommandType]] = {}
+        self._newer: dict[tuple[str, int], CommandType] = {}
         """(policy, partition) whose next command has a type that no handler decides yet: another release's process wished it."""
+        self._newer_until = 0.0
+        """Then what waits there is read again: handlers may decide it by now, or an operator has dropped it."""
         self._admin = topics.Admin(settings)
         self._reports: deque[tuple[Row, KafkaError | None]] = deque()
         self._topic: topics.Topic | None = None
-        self._wake_read, self._wake_write = os.pipe()
-        for end in (self._wake_read, self._wake_write):
-            os.set_blocking(end, False)
 
     def stop(self) -> None:
+        """Within LOOK_S."""
         self._stopping.set()
-        self._wake()
-
-    def offer(self, rows: Sequence[tuple[Any, ...]] | None) -> None:
-        """Send these rows of the outbox, which were just committed, without reading them again. Thread-safe.
-
-        None: a batch may have left rows that are not known here.
-        """
-        if rows or rows is None:
-            self._offered.append(rows)
-            self._wake()
 
     def run(self) -> None:
         """Raises TopicChanged, and the errors of Kafka and the database that do not pass."""
-        poller = threading.Thread(target=self._polling, name="relay-poll", daemon=True)
-        poller.start()
-        try:
-            while not self._stopping.is_set():
-                try:
-                    with naming(self.settings), self._connect() as connection:
-                        self._serve(connection)
-                except (KafkaUnavailable, DatabaseUnavailable) as error:
-                    self._status.wrong("stores", error.message, "away")
-                    self._stopping.wait(PAUSE_S)
-        finally:
-            self._stopping.set()
-            poller.join()
-            os.close(self._wake_read)
-            os.close(self._wake_write)
+        while not self._stopping.is_set():
+            try:
+                with naming(self.settings), self._connect() as connection:
+                    self._serve(connection)
+            except (KafkaUnavailable, DatabaseUnavailable) as error:
+                self._status.wrong("stores", error.message, "away")
+                self._stopping.wait(PAUSE_S)
 
     def _connect(self) -> Connection:
         return connect(self.settings, f"samefold relay {self.name}", short_transactions=True, by_key=True)
 
     def _serve(self, connection: Connection) -> None:
         connection.execute(f"listen {CHANNEL}")
-        self._caught_up.clear()  # what other processes notified of before is lost
         topic = self._topic = self._topic or self._known_topic(connection)
-        self._live, self._newer = live_types(connection), {}
+        self._live = live_types(connection)
         while (missing := own_types() - self._live) and not self._stopping.is_set():
             self._tell_undecided(missing)
             self._stopping.wait(PAUSE_S)
@@ -210,81 +177,52 @@ class Relay:
         while not self._stopping.is_set():
             self._take_reports(connection)
             mine = self._claimed(connection)
-            if not self._take_offers(mine) or time.monotonic() >= read_at:
+            if time.monotonic() >= read_at:
                 self._mark(connection, topic)
                 read_at = time.monotonic() + self._read(connection, mine)
                 self._status.well("stores", "Kafka and the database are available again")
-            # also those that came with a statement's answer, after which the connection has nothing to read
-            if any(one.payload != PROCESS for one in connection.notifies(timeout=0)):
+            is_answered = not len(self._producer.now)
+            self._producer.poll(0 if is_answered else ANSWER_S)
+            pause = max(read_at - time.monotonic(), 0) if is_answered and not self._reports else 0
+            if [*connection.notifies(timeout=pause, stop_after=1)]:
                 read_at = 0.0
-                self._caught_up.clear()
-                continue
-            # notifications of other processes, rows of this one, acknowledgements, or the time
-            pause = max(read_at - time.monotonic(), 0)
-            waiting = select.poll()  # select() takes no file above 1,023
-            for file in (connection.fileno(), self._wake_read):
-                waiting.register(file, select.POLLIN)
-            waiting.poll(1_000 * pause)
-            with suppress(BlockingIOError):
-                os.read(self._wake_read, 1_000)
         connection.execute(_RELEASE, [self._holder])
 
-    def _claimed(self, connection: Connection) -> Mapping[str, Collection[int]]:
-        """Of the partitions that this process has now, those that no other relay serves, by policy."""
-        wanted = _pairs(self._mine())
+    def _claimed(self, connection: Connection) -> Set[tuple[str, int]]:
+        """Of what this process has now, that which no other relay serves."""
+        wanted = self._mine()
         if wanted != self._wanted:
             connection.execute(_RELEASE, [self._holder])
         elif time.monotonic() < self._claim_at:
             return self._held
-        policies, partitions = (list(column) for column in zip(*sorted(wanted), strict=True)) if wanted else ([], [])
         lease_s = self.settings.session_timeout_ms / 1_000
-        values = {"policies": policies, "partitions": partitions, "holder": self._holder, "seconds": lease_s}
-        self._held, self._wanted = {}, wanted
-        held = connection.execute(_CLAIM, values).fetchall()
-        for policy, partition in held:
-            self._held.setdefault(policy, set()).add(partition)
-        self._claim_at = time.monotonic() + (lease_s / 4 if len(held) == len(wanted) else LOOK_S)
+        self._held, self._wanted = set(), wanted
+        found = connection.execute(_CLAIM, _columns(wanted) | {"holder": self._holder, "seconds": lease_s})
+        self._held = {(policy, partition) for policy, partition in found}
+        self._claim_at = time.monotonic() + (lease_s / 4 if self._held == wanted else LOOK_S)
         return self._held
 
     # ── out of the database ──
 
-    def _take_offers(self, mine: Mapping[str, Collection[int]]) -> bool:
-        """Send what was offered. Returns whether that was all there is to know."""
-        self._caught_up &= _pairs(mine)
-        complete = True
-        while self._offered:
-            offered = self._offered.popleft()
-            if offered is None or self._sender.known >= MOST_KNOWN:
-                self._caught_up.clear()
-                complete = False
-                continue
-            rows = [Row._make(row) for row in offered]
-            taken = [row for row in rows if (row.policy, row.partition) in self._caught_up]
-            complete = complete and len(taken) == len(rows)
-            for row in self._sender.unsent(taken, self._clock())[0]:
-                self._send(row)
-        return complete
-
-    def _read(self, connection: Connection, mine: Mapping[str, Collection[int]]) -> float:
+    def _read(self, connection: Connection, mine: Set[tuple[str, int]]) -> float:
         """Send what is due. Returns the seconds until there may be more."""
         self._sender.assigned(mine)
-        self._caught_up.clear()
-        self._release(connection, mine)
-        pairs = _pairs(mine) - self._newer.keys()
-        if not pairs:
+        if time.monotonic() >= self._newer_until:
+            self._newer, self._newer_until = {}, time.monotonic() + LOOK_S
+        if not (mine := mine - self._newer.keys()):
             return LOOK_S / 4
         if self._sender.known >= MOST_KNOWN:
             return PAUSE_S
         now = self._clock()
         most = MOST + self._sender.known
-        rows = list(read_unsent(connection, sorted(pairs), now + timedelta(seconds=LOOK_S), most))
+        rows = list(read_unsent(connection, mine, now + timedelta(seconds=LOOK_S), most))
         send, due = self._sender.unsent([row for row in rows if self._is_decided(connection, row)], now)
         for row in send:
             self._send(row)
         timers = sum(row.due is not None for row in rows)
         if max(timers, len(rows) - timers) == most:
             return PAGE_S
-        self._caught_up.update(pairs - self._newer.keys())
+        self._tell_undecided({*self._newer.values()})
         return (due - now).total_seconds() if due else LOOK_S
 
     def _is_decided(self, connection: Connection, row: Row) -> bool:
@@ -296,27 +234,13 @@ class Relay:
             self._live = live_types(connection)
         if kind in self._live:
             return True
-        self._newer[pair] = row.id, kind
-        self._tell_undecided({kind})
+        self._newer[pair] = kind
         return False
-
-    def _release(self, connection: Connection, mine: Mapping[str, Collection[int]]) -> None:
-        """Go on where handlers decide by now what had to wait, or an operator has dropped it."""
-        if self._newer:
-            self._live = live_types(connection)
-            pairs, waiting = _pairs(mine), still_unsent(connection, [ident for ident, _ in self._newer.values()])
-            self._newer = {
-                pair: (ident, kind)
-                for pair, (ident, kind) in self._newer.items()
-                if pair in pairs and ident in waiting and kind not in self._live
-            }
-            self._tell_undecided({kind for _, kind in self._newer.values()})
 
     def _tell_undecided(self, types: Collection[CommandType]) -> None:
         if types:  # sent now, they would be rejected as malformed
-            self._status.wrong(
-                "handlers", f"no handler that decides these has run yet, start those first: {_names(types)}"
-            )
+            names = ", ".join(sorted(map(str, types)))
+            self._status.wrong("handlers", f"no handler that decides these has run yet, start those first: {names}")
         else:
             self._status.well("handlers", "handlers decide all commands that policies wish")
 
@@ -363,7 +287,6 @@ class Relay:
     def _reported(self, row: Row, error: KafkaError | None, _message: Message | None) -> None:
         reach("wish acknowledged")
         self._reports.append((row, error))
-        self._wake()
 
     def _take_reports(self, connection: Connection) -> None:
         if again := self._sender.again():
@@ -407,11 +330,3 @@ class Relay:
                     if isinstance(opening, Opening):
                         topics.require_same(replace(found, id=opening.commands_topic_id), found)
         return found
-
-    def _polling(self) -> None:
-        while not self._stopping.is_set():
-            self._producer.poll(0.1)
-
-    def _wake(self) -> None:
-        with suppress(OSError):  # it is full, so the relay wakes anyway; or closed
-            os.write(self._wake_write, b".")

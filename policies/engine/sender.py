@@ -7,7 +7,7 @@ The relay carries them out, or a model checker.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Set
 from datetime import datetime
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ MARK_S = 1.0
 
 
 class Row(NamedTuple):
-    """A command in the outbox that has not been sent: the columns of `SENDABLE`."""
+    """A command in the outbox that has not been sent; its columns."""
 
     id: str
     policy: str
@@ -53,10 +53,10 @@ class Sender:
         """Number of rows that `unsent` passes over."""
         return len(self._known)
 
-    def assigned(self, mine: Mapping[str, Collection[int]]) -> None:
-        """Forget what waits of partitions that another process has now. What is in flight gets its answer."""
+    def assigned(self, mine: Set[tuple[str, int]]) -> None:
+        """Forget what waits where another process has the (policy, partition) now. What is in flight gets its answer."""
         for order, queue in list(self._queues.items()):
-            kept = deque(row for n, row in enumerate(queue) if n == 0 or row.partition in mine.get(row.policy, ()))
+            kept = deque(row for n, row in enumerate(queue) if n == 0 or (row.policy, row.partition) in mine)
             self._known -= {row.id for row in queue} - {row.id for row in kept}
             self._queues[order] = kept
 

@@ -113,7 +113,7 @@ class Webhooks:
         """
         self._loop = asyncio.get_running_loop()
         if self._keys is not None:
-            await self._tried(partial(self._asked, self._keys.start))
+            await self.asked(self._keys.start)
         async with _client() as client:
             endpoints = self._settings.webhooks.items()
             queues = [_Queue(self, name, endpoint, client) for name, endpoint in endpoints]
@@ -142,19 +142,9 @@ class Webhooks:
 
     async def asked(self, ask: Callable[[Connection], T]) -> T:
         """The answer of the database, asked again while that is unavailable: what an endpoint answered must not be forgotten."""
-        return await self._tried(partial(self._asked, ask))
-
-    async def shown(self, body: str) -> str:
-        """A body as endpoints may see it: personal values, or what is shown for a forgotten one."""
-        if self._keys is None or not (ids := key_ids(body)):
-            return body
-        find = partial(self._keys.keys_for, ids=ids)
-        return opened(body.encode(), await self._tried(partial(self._asked, find))).decode()
-
-    async def _tried(self, ask: Callable[[], T]) -> T:
         while True:
             try:
-                answer = await asyncio.get_running_loop().run_in_executor(self._thread, ask)
+                answer = await asyncio.get_running_loop().run_in_executor(self._thread, self._asked, ask)
             except Busy:
                 await asyncio.sleep(AGAIN_S)
             except (DatabaseUnavailable, KafkaUnavailable) as error:  # the keys of personal values are in Kafka
@@ -163,6 +153,12 @@ class Webhooks:
             else:
                 self.status.well("database", "the database is available again")
                 return answer
+
+    async def shown(self, body: str) -> str:
+        """A body as endpoints may see it: personal values, or what is shown for a forgotten one."""
+        if self._keys is None or not (ids := key_ids(body)):
+            return body
+        return opened(body.encode(), await self.asked(partial(self._keys.keys_for, ids=ids))).decode()
 
     def _asked(self, ask: Callable[[Connection], T]) -> T:
         if self._connection is None:
@@ -261,6 +257,7 @@ class _Queue:
         while post and turn and time.monotonic() < until and not self._is_quiet():
             turn -= 1
             answer = await self._attempt(post._replace(body=await self._webhooks.shown(post.body)))
+            self._in_doubt = answer.result in (Result.TIMED_OUT, Result.UNREACHABLE)
             metrics.WEBHOOK_ATTEMPTS.labels(self._name, answer.result).inc()
             if answer.result is Result.DELIVERED:
                 self._webhooks.status.well(f"endpoint {self._name}", f"endpoint '{self._name}' takes posts again")
@@ -291,11 +288,6 @@ class _Queue:
         return max(delays_s[post.attempts] * random.uniform(1, 1 + JITTER), answer.retry_after_s)
 
     async def _attempt(self, post: Post) -> Answer:
-        answer = await self._asked(post)
-        self._in_doubt = answer.result in (Result.TIMED_OUT, Result.UNREACHABLE)
-        return answer
-
-    async def _asked(self, post: Post) -> Answer:
         now = self._webhooks.now()
         headers = {
             "content-type": "application/json",

@@ -6,7 +6,7 @@ version reacts to it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -26,14 +26,13 @@ from policies.engine.activations import (
     start_new,
     version_at,
 )
-from policies.engine.outbox import Offer, view_of
+from policies.engine.outbox import view_of
 from policies.engine.policy import Policy
 from projections.engine.fold.errors import POLICY, EngineStop, OtherCode
 from projections.engine.live.agent import Agent
 from projections.engine.live.reader import Reader
 from projections.engine.live.startup import Contract, check_contract
 from projections.engine.live.worker import Worker
-from projections.engine.store.commit import BatchResult, Fate
 from projections.engine.store.positions import Live, Positions, read_positions
 
 LOOK_AGAIN_S = 0.5
@@ -63,11 +62,10 @@ class OtherVersion(OtherCode):
 class PolicyWorker(Worker):
     """Folds one policy's events into wishes."""
 
-    def __init__(self, settings: Settings, policy: Policy, name: str, offer: Offer | None = None) -> None:
-        super().__init__(settings, policy.agent, {policy.agent: view_of(policy, offer)}, name, defers=True)
+    def __init__(self, settings: Settings, policy: Policy, name: str, posted: Callable[[], None] | None = None) -> None:
+        super().__init__(settings, policy.agent, {policy.agent: view_of(policy, posted)}, name, defers=True)
         self.policy = policy
         self.topics = [settings.policies_topic]
-        self._offer = offer
         self._admin = Admin(settings)
         self._activations: list[Activation] = []
 
@@ -93,16 +91,6 @@ class PolicyWorker(Worker):
         version = self.policy.version if self.policy.version in in_force else max(in_force)
         return replace(positions, live={self.agent: Live(version, self.agent)})
 
-    def apply(self, takes: Mapping[int, tuple[Reading, Sequence[Record]]], turn: int = 0, lane: int = 0) -> BatchResult:
-        offered = False
-        try:
-            result = super().apply(takes, turn, lane)
-            offered = result.fate is not Fate.UNKNOWN and not result.retries
-            return result
-        finally:
-            if not offered and self._offer is not None:
-                self._offer(None)
-
     def close(self, lane: int = 0) -> None:
         """The next connection may be to an older copy of the database, which does not fence what a switch had fenced."""
         super().close(lane)
@@ -124,8 +112,8 @@ class PolicyWorker(Worker):
         return version_at(self._activations, partition, offset)
 
 
-def agent_of(settings: Settings, policy: Policy, name: str, offer: Offer | None = None) -> Agent:
-    """The agent that folds a policy. `offer` gets what its batches leave to be sent."""
+def agent_of(settings: Settings, policy: Policy, name: str, posted: Callable[[], None] | None = None) -> Agent:
+    """The agent that folds a policy. `posted` is called when a batch has left posts."""
     reader = Reader(
         {policy.agent: policy.version},
         batch=settings.agent_batch,
@@ -134,7 +122,7 @@ def agent_of(settings: Settings, policy: Policy, name: str, offer: Offer | None 
         look_again=LOOK_AGAIN_S,
         waits=EngineStop,  # its partitions stay this process's, and what it wished before is sent
     )
-    return Agent(settings, PolicyWorker(settings, policy, name, offer), reader, name)
+    return Agent(settings, PolicyWorker(settings, policy, name, posted), reader, name)
 
 
 def difference(live: Mapping[str, int], code: Mapping[str, int]) -> str | None:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
-from infra.processes.background_thread import BackgroundThread
+from demo.background_thread import BackgroundThread
 from proofs.chaos.ledger import Key, Sent
 from proofs.chaos.load import DAY
 

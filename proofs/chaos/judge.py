@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
+from demo.background_thread import BackgroundThread
 from infra.database.connect import Connection, DatabaseUnavailable, connect
-from infra.processes.background_thread import BackgroundThread
 from infra.settings import Settings
 from proofs.bank_oracle import Place, places_in
 from proofs.chaos.ledger import COLUMNS, Key, Ledger, Sent

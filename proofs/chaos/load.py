@@ -13,9 +13,9 @@ from datetime import date, timedelta
 import msgspec
 from confluent_kafka import KafkaError, Message, Producer
 
+from demo.background_thread import BackgroundThread
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, encode
-from infra.processes.background_thread import BackgroundThread
 from infra.settings import Settings
 from proofs.chaos.ledger import Key, Sent
 from proofs.chaos.tail import Progress

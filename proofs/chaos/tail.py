@@ -10,9 +10,9 @@ from typing import NamedTuple, Self
 import psycopg
 from confluent_kafka import TopicPartition
 
+from demo.background_thread import BackgroundThread
 from infra.database.connect import Connection, DatabaseUnavailable, connect
 from infra.log import clients
-from infra.processes.background_thread import BackgroundThread
 from infra.settings import Settings
 from proofs.bank_oracle import Entry, Place, Reader, places_in
 from proofs.policy_oracle import POLICIES

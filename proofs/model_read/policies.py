@@ -196,7 +196,7 @@ class _Relay:
     def __init__(self, name: str, world: PolicyWorld) -> None:
         self.name = name
         self.world = world
-        self.mine = [(MOVING, partition) for partition in range(PARTITIONS)]
+        self.mine = {(MOVING, partition) for partition in range(PARTITIONS)}
         self.sender = Sender()
         self.reports: list[tuple[Row, bool]] = []
         self.sends = 0
@@ -249,7 +249,7 @@ class _Relay:
             mark_sent(connection, ids)
             self.sender.marked(ids)
             self.known.difference_update(ids)
-        self.sender.assigned({MOVING: list(range(PARTITIONS))})
+        self.sender.assigned(self.mine)
         rows = list(read_unsent(connection, self.mine, NOW, MOST + self.sender.known))
         self.known |= {row.id for row in rows}
         for row in self.sender.unsent(rows, NOW)[0]:

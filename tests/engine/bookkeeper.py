@@ -26,7 +26,7 @@ from projections.engine.live.startup import Contract, ensure_started, set_differ
 from projections.engine.live.tail import Tail
 from projections.engine.rebuild.engines import A, Local, R
 from projections.engine.rebuild.workers import Advance
-from projections.engine.store.commit import BatchResult, Committer, Fate, prepare
+from projections.engine.store.commit import BatchResult, Committer, Fate
 from projections.engine.store.positions import read_positions
 from projections.engine.views.core_views import agent_views, code_set
 from projections.engine.views.view import View
@@ -138,7 +138,6 @@ def fold_all(world: Settings, views: Mapping[str, View] | None = None, *, most: 
     agent = Folder(world, views or agent_views("core"))
     end = topics.describe(world, world.events_topic).end
     with connect(world, "test agent") as db:
-        prepare(db)
         return agent.fold(db, end, most)
 
 
@@ -196,7 +195,6 @@ def live_agent(world: Settings, views: Mapping[str, View] | None = None, *, most
 
     def run() -> None:
         with connect(world, "test agent") as db:
-            prepare(db)
             while not ended.wait(0.005):
                 folder.fold(db, topics.describe(world, world.events_topic).end, most)
 

@@ -23,7 +23,7 @@ from infra.settings import Settings
 from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.fold.plan import Plan
 from projections.engine.live.startup import Contract, ensure_started
-from projections.engine.store.commit import Batch, Committer, Fate, prepare
+from projections.engine.store.commit import Batch, Committer, Fate
 from projections.engine.views.core_views import agent_views
 
 
@@ -135,7 +135,6 @@ def project(world: Settings) -> int:
     """Fold everything that is in the log into the read models, once, as an agent would; the number of commits folded."""
     views = agent_views("core")
     with connect(world, "test") as db:
-        prepare(db)
         topic = topics.describe(world, world.events_topic)
         positions = ensure_started(db, "core", views, Contract.of(topic))
         assert positions is not None

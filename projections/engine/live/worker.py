@@ -34,7 +34,7 @@ from projections.engine.fold.fold import Held, decode, fold
 from projections.engine.fold.plan import Plan
 from projections.engine.live.startup import Contract, ensure_started
 from projections.engine.live.stopping import stop_view
-from projections.engine.store.commit import Batch, BatchResult, Committer, Fate, prepare
+from projections.engine.store.commit import Batch, BatchResult, Committer, Fate
 from projections.engine.store.event_types import record_event_types
 from projections.engine.store.positions import Attempt, Positions, read_positions
 from projections.engine.store.writing import ask_for_missing, hold
@@ -325,7 +325,6 @@ class Worker:
         if connection is None or connection.closed:
             connection = connect(self.settings, f"samefold {self.name}", short_transactions=True, by_key=True)
             self._connections[lane] = connection
-            prepare(connection)
         return connection
 
     @contextmanager

@@ -29,7 +29,6 @@ from projections.engine.rebuild.builds import (
     remove_table,
 )
 from projections.engine.rebuild.load import counted_to
-from projections.engine.store.commit import prepare
 from projections.engine.store.parking import ParkedStream, parked_streams
 from projections.engine.store.positions import Positions, lock_positions, read_positions, set_generation
 from projections.engine.store.writing import ask_for_missing, fold_and_write, hold
@@ -88,7 +87,6 @@ class _Replay:
 
     def run(self) -> Replayed:
         with naming(self.settings), connect(self.settings, "samefold parked", short_transactions=True) as connection:
-            prepare(connection)
             require_contract(self.settings, connection)
             deadline = time.monotonic() + GIVE_UP_S
             while True:

@@ -22,7 +22,6 @@ from projections.engine.rebuild.builds import Build, Pin, drop_keys, with_lock_r
 from projections.engine.rebuild.engines import EngineFor, Progress
 from projections.engine.rebuild.folded import blocking
 from projections.engine.rebuild.load import RowsRefused, counted_to, load, parts, require_arrival
-from projections.engine.store.commit import prepare
 from projections.engine.store.parking import insert_parked, parked_streams
 from projections.engine.store.writing import fold_and_write
 from projections.engine.views.tables import to_index
@@ -119,7 +118,6 @@ class Filling:
         folding raises.
         """
         connection, settings = self.connection, self.settings
-        prepare(connection)
         table = sql.Identifier(build.table)
 
         def empty() -> None:

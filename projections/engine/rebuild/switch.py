@@ -24,7 +24,7 @@ from projections.engine.live.tail import AHEAD, NotArrived, Tail
 from projections.engine.rebuild.builds import Build, BuildState, NotStarted, builds_of, by_id, lock_builds
 from projections.engine.rebuild.catch_up import Ahead, Group, groups_at
 from projections.engine.rebuild.engines import Progress, Silent
-from projections.engine.store.commit import Batch, prepare
+from projections.engine.store.commit import Batch
 from projections.engine.store.event_types import drop_other_event_types
 from projections.engine.store.positions import (
     POINTERS,
@@ -162,7 +162,6 @@ def switch(
 
     Raises SetDiffers, SwitchTimedOut, BuildAbandoned, MovedElsewhere, Ahead, ViewInUse and what folding raises.
     """
-    prepare(connection)
     return _Switch(settings, connection, builds, views, progress or Silent()).run(give_up_s, wait_s)
 
 

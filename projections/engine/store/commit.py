@@ -41,7 +41,6 @@ from projections.engine.store.positions import Positions, channel
 from projections.engine.store.rows import Refused, Statement, writes
 from projections.engine.store.writing import ask_for_missing, fold_and_write, hold, is_refusal
 from projections.engine.views import binary_arrays
-from projections.engine.views.binary_arrays import BinaryArray, BinaryArrayDumper
 
 log = logging.getLogger(__name__)
 
@@ -127,11 +126,6 @@ select 1 / (count(*) = %s)::int, pg_notify(%s, %s) from moved
 """
 # If not all positions moved, this divides by zero. So the rest of the pipeline fails with the fence, which costs no round trip.
 _FENCED = errors.DivisionByZero
-
-
-def prepare(connection: Connection) -> None:
-    """Register the engine's arrays with a connection, once."""
-    connection.adapters.register_dumper(BinaryArray, BinaryArrayDumper)
 
 
 class Committer:

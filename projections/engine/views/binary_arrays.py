@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
+import psycopg
 from psycopg.adapt import Dumper, PyFormat
 from psycopg.pq import Format
 
@@ -53,6 +54,9 @@ class BinaryArrayDumper(Dumper):
         dumper = BinaryArrayDumper(self.cls)
         dumper.oid = obj.oid
         return dumper
+
+
+psycopg.adapters.register_dumper(BinaryArray, BinaryArrayDumper)
 
 
 def texts(values: Sequence[str | None]) -> BinaryArray:

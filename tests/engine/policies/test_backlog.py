@@ -17,7 +17,7 @@ from infra.testing.waiting import until
 from policies.engine.outbox import id_of, refuse
 from policies.engine.relay import mark_sent, read_unsent
 from projections.engine.live.lag import VIEWS
-from projections.engine.store.commit import Fate, prepare
+from projections.engine.store.commit import Fate
 from projections.engine.store.positions import set_generation
 from projections.engine.views import queries
 from projections.engine.views.core_views import all_views
@@ -48,7 +48,6 @@ def test_a_backlog_costs_as_much_whether_it_is_a_thousand_or_a_million(world: Se
     """With the plans of when the tables were empty, and with those that are made after `analyze`."""
     set_up(world)
     with connect(world, "test", by_key=True, statement_timeout_ms=0) as db, connect(world, "api") as plain:
-        prepare(db)
         at = dict.fromkeys(range(8), START._replace(next_offset=1, epoch=0))
         set_generation(db, world.events_topic, {"policy_saving": at}, "test")
         db.execute("insert into activations (policy, number, version, positions) values ('saving', 1, 1, '{}')")
@@ -81,7 +80,7 @@ def test_a_backlog_costs_as_much_whether_it_is_a_thousand_or_a_million(world: Se
 
 def calls(world: Settings, db: Connection, plain: Connection) -> dict[str, Callable[[], object]]:
     agent, numbers = Agent(db, world, policy(saving)), count(1)
-    mine = [("saving", partition) for partition in range(4)]
+    mine = {("saving", partition) for partition in range(4)}
     page = queries.page(all_views()["balances"], "balances_v2", world.events_topic, {}, None, 10)
 
     def batch() -> None:

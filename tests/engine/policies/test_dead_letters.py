@@ -26,7 +26,6 @@ from policies.engine.dead_letters import DeadReason
 from policies.engine.outbox import MOST_DEPTH
 from policies.engine.policy import Post, Send
 from projections.engine.live.exporter import Exporter
-from projections.engine.store.commit import prepare
 from projections.engine.store.positions import set_generation
 from tests.engine.policies.test_outbox import (
     DAY,
@@ -100,7 +99,6 @@ def place(world: Settings, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(declared, "discover", dict)
     set_up(world)
     with connect(world, "test") as db:
-        prepare(db)
         db.execute("insert into activations (policy, number, version, positions) values ('saving', 1, 1, '{}')")
         yield Place(world, db, receiver)
 

@@ -30,7 +30,7 @@ from policies.engine.policy import Policy, Post, Send
 from projections.engine.fold.errors import PoisonEvent
 from projections.engine.fold.plan import Plan
 from projections.engine.live.startup import Contract, check_contract
-from projections.engine.store.commit import Batch, Committer, Fate, prepare
+from projections.engine.store.commit import Batch, Committer, Fate
 from projections.engine.store.positions import Live, lock_positions, read_positions, set_generation
 from projections.engine.views.event_context import At
 
@@ -127,7 +127,6 @@ def make(shared_world: Settings) -> Iterator[Make]:
     """An agent of a policy at the log's beginning, whose outbox is empty."""
     _, events = topics.ensure(shared_world)
     with connect(shared_world, "test") as db:
-        prepare(db)
         check_contract(db, Contract.of(events))
         db.execute("truncate outbox, posts, lanes")
         db.execute("delete from parked")
@@ -306,7 +305,6 @@ def test_two_processes_join_every_wish_with_its_outcome(agent: Agent) -> None:
 
     def work(partition: int, commits: list[Commit]) -> None:
         with connect(agent.world, "test") as own:
-            prepare(own)
             worker = Agent(own, agent.world, policy(saving))
             fates.extend(worker.apply({partition: commit}) for commit in commits)
 

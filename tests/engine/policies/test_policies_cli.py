@@ -31,7 +31,7 @@ from policies.engine.policy import Policy, Send
 from projections.engine.fold.plan import Plan
 from projections.engine.live.exporter import Exporter
 from projections.engine.live.tail import Tail
-from projections.engine.store.commit import Committer, Fate, prepare
+from projections.engine.store.commit import Committer, Fate
 from projections.engine.store.positions import lock_positions, read_positions, set_generation
 from projections.engine.views.event_context import At
 from tests.engine.bookkeeper import Bookkeeper, _ends, fold_all, folded_lives
@@ -72,7 +72,6 @@ def bank(world: Settings, code: dict[str, Policy]) -> Bookkeeper:
 @pytest.fixture
 def db(bank: Bookkeeper) -> Iterator[Connection]:
     with connect(bank.world, "test") as connection:
-        prepare(connection)
         yield connection
 
 

@@ -15,7 +15,6 @@ from infra.testing.waiting import until
 from policies.engine import posts
 from policies.engine.operate import Which, wishes
 from policies.engine.posts import Busy, Lane, Post
-from projections.engine.store.commit import prepare
 from tests.engine.policies.test_webhooks import (
     START,
     Receiver,
@@ -33,7 +32,6 @@ LATER = START + timedelta(hours=1)
 @pytest.fixture
 def db(world: Settings) -> Iterator[Connection]:
     with connect(world, "test", by_key=True, statement_timeout_ms=0) as connection:
-        prepare(connection)
         yield connection
 
 
@@ -79,13 +77,11 @@ def test_a_lane_does_not_end_while_a_batch_writes_into_it(world: Settings, db: C
     put(world, "crm", "boxes/1", [1])
     lane, post = claimed(db)
     assert posts.delivered(db, lane, post) is None
-    with connect(world, "batch") as batch:
-        prepare(batch)
-        with batch.transaction():
-            written(batch, "crm", "boxes/1", [2])
-            with pytest.raises(Busy):
-                posts.release(db, lane, START)
-            assert posts.claim(db, "crm", 4, 60, LATER) == [], "nobody waits for the batch"
+    with connect(world, "batch") as batch, batch.transaction():
+        written(batch, "crm", "boxes/1", [2])
+        with pytest.raises(Busy):
+            posts.release(db, lane, START)
+        assert posts.claim(db, "crm", 4, 60, LATER) == [], "nobody waits for the batch"
     posts.release(db, lane, START)
     lane, post = claimed(db)
     assert post.version == 2

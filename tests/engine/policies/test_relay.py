@@ -51,12 +51,16 @@ def db(world: Settings) -> Iterator[Connection]:
         yield connection
 
 
+def all_of(world: Settings) -> set[tuple[str, int]]:
+    return {("saving", partition) for partition in range(world.partitions)}
+
+
 @contextmanager
 def relay(
     world: Settings, clock: Callable[[], datetime] | None = None, name: str = "r1"
 ) -> Iterator[list[BaseException]]:
     """A relay that looks and marks often; what ended it."""
-    running = Relay(world, name, lambda: {"saving": range(world.partitions)}, clock or Clock())
+    running = Relay(world, name, lambda: all_of(world), clock or Clock())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(relay_engine, "LOOK_S", 0.1)
         patch.setattr(sender_engine, "MARK_S", 0.1)
@@ -163,7 +167,7 @@ def test_what_waits_behind_a_command_that_nobody_decides_goes_on_when_that_is_dr
         until(lambda: sent(world) == ["1", "3"], "the last one is sent")
 
 
-def test_what_a_batch_offers_does_not_overtake_rows_that_no_page_had_room_for(
+def test_what_no_page_had_room_for_is_read_at_once(
     world: Settings, db: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside a timer, which has a page of its own."""
@@ -171,12 +175,10 @@ def test_what_a_batch_offers_does_not_overtake_rows_that_no_page_had_room_for(
     for version in range(1, 31):
         wish(db, f"{version:03}", version=version)
     wish(db, "timer", stream="accounts/t", due=-HOUR)
-    mine = {"saving": range(world.partitions)}
+    mine = all_of(world)
     one, asked = Relay(world, "r1", lambda: mine, Clock()), list[Row]()
     monkeypatch.setattr(one, "_send", asked.append)
     assert one._read(db, mine) == relay_engine.PAGE_S
-    one.offer([Row("031", "saving", 0, "accounts/z", "accounts/b", "Deposit", "{}", None, 1, "c", "c")])
-    assert not one._take_offers(mine), "the outbox has more"
     assert {row.id for row in asked} == {"001", "timer"}
 
 
@@ -231,8 +233,7 @@ def test_commands_that_are_sent_at_once_and_timers_do_not_crowd_each_other_out(w
     for number in range(9):
         wish(db, f"at once {number}", version=number)
         wish(db, f"timer {number}", version=number, due=timedelta(seconds=number - 9))
-    mine = [("saving", partition) for partition in range(world.partitions)]
-    found = [row.id for row in read_unsent(db, mine, NOW, 2)]
+    found = [row.id for row in read_unsent(db, all_of(world), NOW, 2)]
     assert found == ["at once 0", "at once 1", "timer 0", "timer 1"]
 
 
@@ -262,16 +263,12 @@ def test_commands_that_kafka_does_not_take_wait_in_the_outbox_not_in_memory(
     monkeypatch.setattr(relay_engine, "MOST_KNOWN", 30)
     for version in range(1, 101):
         wish(db, f"{version:03}", version=version, target=f"accounts/{version}")
-    mine = {"saving": range(world.partitions)}
+    mine = all_of(world)
     one, asked = Relay(world, "r1", lambda: mine, Clock()), list[Row]()
     monkeypatch.setattr(one, "_send", asked.append)
     for _ in range(20):
         one._read(db, mine)
     assert [row.id for row in asked] == [f"{version:03}" for version in range(1, 31)]
-    one._caught_up.add(("saving", 0))
-    one.offer([Row("w", "saving", 0, "accounts/z", "accounts/b", "Deposit", "{}", None, 1, "c", "c")])
-    assert not one._take_offers(mine), "the outbox has more"
-    assert len(asked) == 30
     for row in asked[:]:
         one._sender.acknowledged(row, 0)
     one._sender.marked([row.id for row in asked])
@@ -285,7 +282,7 @@ def test_commands_that_kafka_does_not_take_wait_in_the_outbox_not_in_memory(
 def test_a_page_is_read_without_the_rest_however_many_wait(world: Settings, due: str) -> None:
     """Planned when the outbox was empty, as in a process that has run for a while."""
     upgrade(world)
-    mine, until_then = [("saving", partition) for partition in range(world.partitions)], datetime.now(UTC)
+    mine, until_then = all_of(world), datetime.now(UTC)
 
     def read(db: Connection) -> int:
         [(rows,)] = db.execute(

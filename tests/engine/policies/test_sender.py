@@ -5,7 +5,7 @@ What the relay sends next and marks, as its state machine decides it; and all th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from random import Random
 
@@ -15,7 +15,7 @@ from infra.testing.fixtures import SEED
 from policies.engine.sender import MARK_S, Row, Sender
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-MINE: Mapping[str, tuple[int, ...]] = {"p": (0, 1)}
+MINE = {("p", 0), ("p", 1)}
 
 
 def row(ident: str, stream: str = "a/1", target: str = "b/1", *, partition: int = 0, due: float | None = None) -> Row:
@@ -86,7 +86,7 @@ def test_timers_are_sent_once_when_they_are_due_in_that_order() -> None:
 def test_what_waits_is_forgotten_where_another_process_has_the_partition_now() -> None:
     sender, one, two = Sender(), row("1", partition=1), row("2", partition=1)
     sent(sender, one, two)
-    sender.assigned({"p": (0,)})
+    sender.assigned({("p", 0)})
     assert sender.known == 1
     assert ids(sender.acknowledged(one, 0)) == []
     sender.assigned(MINE)
@@ -102,7 +102,7 @@ class Outbox:
         self.unsent = {one.id for one in self.rows}
         self.log: list[Row] = []
         self.senders = [Sender(), Sender()]
-        self.mine: list[dict[str, tuple[int, ...]]] = [dict(MINE), {}]
+        self.mine: list[set[tuple[str, int]]] = [MINE, set()]
         self.in_flight: list[list[Row]] = [[], []]
         self.clock = 0.0
 
@@ -114,8 +114,8 @@ class Outbox:
         match self.random.choice(choices):
             case "read":
                 sender.assigned(self.mine[which])
-                mine = self.mine[which].get("p", ())
-                rows = [one for one in self.rows if one.id in self.unsent and one.partition in mine]
+                mine = self.mine[which]
+                rows = [one for one in self.rows if one.id in self.unsent and (one.policy, one.partition) in mine]
                 flying += sender.unsent(rows[: self.random.randint(1, 9)], NOW)[0]
                 flying += sender.again()
             case "answer" if flying:

@@ -32,10 +32,9 @@ from infra.testing.fixtures import ROOT
 from infra.testing.waiting import until
 from policies.engine import webhooks as webhooks_engine
 from policies.engine.operate import Which, retry
-from policies.engine.outbox import FollowUp, Wish
+from policies.engine.outbox import Wish
 from policies.engine.posts import Post, writes
 from policies.engine.webhooks import DELAYS_S, Webhooks
-from projections.engine.store.commit import prepare
 from projections.engine.views.event_context import At
 from tests.engine.policies.webhook_receiver import MOODS
 
@@ -125,10 +124,8 @@ def put(
     settings: Settings, endpoint: str, stream: str, versions: Collection[int], policy: str = "letters"
 ) -> list[str]:
     """Posts, as a policy's batch writes them; their ids."""
-    with connect(settings, "test") as db:
-        prepare(db)
-        with db.transaction():
-            return written(db, endpoint, stream, versions, policy)
+    with connect(settings, "test") as db, db.transaction():
+        return written(db, endpoint, stream, versions, policy)
 
 
 def written(
@@ -136,12 +133,9 @@ def written(
 ) -> list[str]:
     """The same in this transaction."""
     ids = [f"{policy}~{endpoint}.{stream.replace('/', '.')}.{version}" for version in versions]
-    none = FollowUp()
+    time_ms = int(START.timestamp() * 1000)
     wishes = [
-        Wish(
-            *(ident, "post", 0, endpoint, None, body(stream, version), None, None, none, none, none, None, None),
-            At(stream, version, int(START.timestamp() * 1000)),
-        )
+        Wish(ident, "post", 0, At(stream, version, time_ms), target=endpoint, body=body(stream, version))
         for ident, version in zip(ids, versions, strict=True)
     ]
     for statement in writes(policy, wishes):
@@ -373,7 +367,7 @@ def test_the_name_that_is_looked_up_is_the_one_that_is_asked(host: str, monkeypa
     async def ask() -> webhooks_engine.Answer:
         async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(204))) as client:
             webhooks = Webhooks(Settings(), "policies")
-            return await webhooks_engine._Queue(webhooks, "good", endpoint, client)._asked(post)
+            return await webhooks_engine._Queue(webhooks, "good", endpoint, client)._attempt(post)
 
     assert asyncio.run(ask()).result is webhooks_engine.Result.DELIVERED
     assert looked_up == [host.strip("[]").encode()]

@@ -18,7 +18,7 @@ from projections.engine.fold.errors import PoisonEvent
 from projections.engine.fold.plan import Plan
 from projections.engine.live.stopping import stop_view
 from projections.engine.live.tail import Tail
-from projections.engine.store.commit import BatchResult, Committer, prepare
+from projections.engine.store.commit import BatchResult, Committer
 from projections.engine.store.positions import read_positions
 from projections.engine.views.core_views import agent_views, all_views
 from projections.engine.views.view import View
@@ -149,7 +149,6 @@ def behind(world: Settings) -> int:
 def a_batch_around(world: Settings, views: Mapping[str, View], act: Callable[[], object]) -> BatchResult:
     """An agent reads positions and one more record of each partition that has one; only after the act it commits them."""
     with connect(world, "frozen agent") as db:
-        prepare(db)
         positions = read_positions(db, "core", world.events_topic)
         assert positions is not None
         end = topics.describe(world, world.events_topic).end

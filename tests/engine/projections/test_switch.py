@@ -35,7 +35,7 @@ from projections.engine.rebuild.switch import (
     pointers,
     switch,
 )
-from projections.engine.store.commit import BatchResult, Fate, prepare
+from projections.engine.store.commit import BatchResult, Fate
 from projections.engine.store.event_types import foldable_types, own_event_types
 from projections.engine.store.positions import read_positions
 from projections.engine.verify.verify import verify
@@ -217,7 +217,6 @@ def test_a_catching_up_that_was_cut_off_goes_on_where_it_was(bank: Bookkeeper) -
     at = fold_all(world)
     group = Group("core", all_views(), builds)
     with connect(world, "test") as db, Tail(world, world.events_topic, group.at) as tail:
-        prepare(db)
         first = group.catch_up(db, tail, {**group.at, 1: at[1]})
     assert 0 < first < 4 * len(ACCOUNTS)
     assert go_to(world, ["statement"], all_views()).commits == 4 * len(ACCOUNTS) - first
@@ -324,7 +323,6 @@ def test_catching_up_never_goes_beyond_the_agent(bank: Bookkeeper) -> None:
     bank.life(ACCOUNTS, 1)  # in the log, but not folded by the agent
     group = Group("core", all_views(), [build])
     with connect(world, "test") as db, Tail(world, world.events_topic, group.at) as tail:
-        prepare(db)
         end = {p: reading.next_offset + 1 for p, reading in group.at.items()}
         with pytest.raises(Ahead):
             group.catch_up(db, tail, _ends(group.at, end))

@@ -16,7 +16,6 @@ from infra.database.connect import Connection, connect
 from infra.domain_model.contexts import Context
 from infra.settings import Settings
 from projections.engine.fold.plan import Plan
-from projections.engine.store.commit import prepare
 from projections.engine.views.core_views import outcomes_view, snapshot_view
 from projections.engine.views.sql_views import ensure_sql_views
 from projections.engine.views.tables import table_of
@@ -122,6 +121,4 @@ def _plain(settings: Settings) -> Connection:
 
 
 def open_connection(settings: Settings) -> Connection:
-    connection = connect(settings, "test")
-    prepare(connection)
-    return connection
+    return connect(settings, "test")

@@ -20,9 +20,9 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from demo import tree
+from demo.background_thread import BackgroundThread
 from infra.database.connect import connect
 from infra.dev.stack import Stack
-from infra.processes.background_thread import BackgroundThread
 from infra.processes.supervisor import Child, agents, handlers, policies
 from infra.settings import Settings
 from proofs.chaos.policy_judge import is_at_rest

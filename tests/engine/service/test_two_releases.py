@@ -22,10 +22,10 @@ import httpx
 import pytest
 
 from demo import tree
+from demo.background_thread import BackgroundThread
 from demo.proof import counted_in, rows_of
 from demo.release import CommandLine
 from infra.dev.process import free_ports
-from infra.processes.background_thread import BackgroundThread
 from infra.processes.supervisor import Child, agents, api, handlers
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT

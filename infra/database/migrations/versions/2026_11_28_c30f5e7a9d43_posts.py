@@ -1,9 +1,9 @@
-"""posts in a table of their own"""
+"""posts in a table of their own, what follows a refusal, timers that guard, leases of relays, and from when on posts are made"""
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "a10f3c5e7b21"
+revision = "c30f5e7a9d43"
 down_revision = "d3a90f57be16"
 
 
@@ -62,3 +62,25 @@ def upgrade() -> None:
         ("sent_at", "acknowledged by Kafka"),
     ):
         op.alter_column("outbox", column, comment=comment)
+    expected = "codes of rejections that need no follow-up, each after a space; * is all"
+    for column in (
+        *(sa.Column(name, sa.Text(), nullable=True) for name in ("later_type", "later_body", "later_fingerprint")),
+        sa.Column("after_ms", sa.BigInteger(), nullable=True, comment="from the last answer until `later` is due"),
+        sa.Column("expected", sa.Text(), nullable=True, comment=expected),
+    ):
+        op.add_column("outbox", column)
+    # what is under way ends as it was written: without a word where it is rejected
+    op.execute("update outbox set expected = '*' where kind is not null")
+    op.create_index("outbox_dead", "outbox", ["policy", "stream"], postgresql_where=sa.text("dead is not null"))
+    op.create_table(
+        "relay_leases",
+        sa.Column("policy", sa.Text(collation="C"), nullable=False),
+        sa.Column("partition", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("holder", sa.Text(), nullable=False),
+        sa.Column("until", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("policy", "partition"),
+        comment="Which process sends the commands that a policy wished in a partition; others may when it has ended",
+    )
+    at = sa.DateTime(timezone=True)
+    comment = "posts are made of events since then; null: held, as the database is new"
+    op.add_column("activations", sa.Column("posts_from", at, server_default=sa.text("'-infinity'"), comment=comment))
