@@ -335,7 +335,8 @@ def test_a_claim_that_waited_longer_than_a_turn_is_served(
         until(empty(settings), "all is delivered")
 
 
-def test_a_planned_stop_repeats_nothing(world: Settings, receiver: Receiver) -> None:
+def test_a_planned_stop_repeats_nothing(world: Settings, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhooks_engine, "END_S", 60.0)
     settings = with_endpoints(world, slow=receiver.url("slow/trickle"))  # the answer takes a second to be read
     settings = within(settings, 15, "slow")
     ids = put_many(settings, streams=12, versions=1)
