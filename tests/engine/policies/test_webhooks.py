@@ -31,6 +31,7 @@ from infra.observability.metrics import REGISTRY
 from infra.settings import Endpoint, Settings
 from infra.testing.fixtures import ROOT
 from infra.testing.waiting import until
+from policies.engine import relay
 from policies.engine import webhooks as webhooks_engine
 from policies.engine.operate import Which, retry
 from policies.engine.outbox import Wish
@@ -337,6 +338,8 @@ def test_a_claim_that_waited_longer_than_a_turn_is_served(
 
 def test_a_planned_stop_repeats_nothing(world: Settings, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webhooks_engine, "END_S", 60.0)
+    for pause in ("LOOK_S", "PAUSE_S"):  # the other parts of the process end at once
+        monkeypatch.setattr(relay, pause, 0.01)
     settings = with_endpoints(world, slow=receiver.url("slow/trickle"))  # the answer takes a second to be read
     settings = within(settings, 15, "slow")
     ids = put_many(settings, streams=12, versions=1)
