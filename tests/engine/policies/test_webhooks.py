@@ -31,12 +31,12 @@ from infra.observability.metrics import REGISTRY
 from infra.settings import Endpoint, Settings
 from infra.testing.fixtures import ROOT
 from infra.testing.waiting import until
-from policies.engine import relay
 from policies.engine import webhooks as webhooks_engine
 from policies.engine.operate import Which, retry
 from policies.engine.outbox import Wish
 from policies.engine.posts import Post, writes
 from policies.engine.process import Policies
+from policies.engine.relay import Relay
 from policies.engine.webhooks import DELAYS_S, Webhooks
 from projections.engine.views.event_context import At
 from tests.engine.api.api import in_a_loop
@@ -338,13 +338,15 @@ def test_a_claim_that_waited_longer_than_a_turn_is_served(
 
 def test_a_planned_stop_repeats_nothing(world: Settings, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webhooks_engine, "END_S", 60.0)
-    for pause in ("LOOK_S", "PAUSE_S"):  # the other parts of the process end at once
-        monkeypatch.setattr(relay, pause, 0.01)
+    ended = threading.Event()  # the relay ends at once
+    monkeypatch.setattr(Relay, "run", lambda _: ended.wait())
+    monkeypatch.setattr(Relay, "stop", lambda _: ended.set())
     settings = with_endpoints(world, slow=receiver.url("slow/trickle"))  # the answer takes a second to be read
     settings = within(settings, 15, "slow")
     ids = put_many(settings, streams=12, versions=1)
     for _ in range(3):
         before = len(receiver.got())
+        ended.clear()
         with in_a_loop(lambda: Policies(settings, (), "policies"), "policies"):
             until(lambda seen=before: len(receiver.got()) > seen, "posts are in flight")  # type: ignore[misc]
     with posting(settings):
