@@ -302,8 +302,7 @@ def _steps(settings: Settings, which: Which) -> Iterator[tuple[Connection, list[
         naming(settings),
         connect(settings, "samefold outbox", statement_timeout_ms=0) as reading,
         connect(settings, "samefold outbox") as writing,
-        reading.transaction(),
-        reading.cursor("wishes") as cursor,
+        reading.cursor("wishes", withhold=True) as cursor,  # in no transaction, which would time out and hold up vacuum
     ):
         cursor.execute(_IN_ORDER, _values(settings, which))
         while found := cursor.fetchmany(STEP):

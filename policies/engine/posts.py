@@ -108,19 +108,27 @@ select u.* from unnest({", ".join(["%s"] * len(_COLUMNS))}) u ({", ".join(_COLUM
     on conflict (id) do nothing
 """.encode()  # noqa: S608
 
+# Found by their ids alone: after an ANALYZE that met dead letters only, PostgreSQL would read all that are alive instead.
+_THESE = b"with these as materialized (select endpoint, policy, stream, wished_at, dead from posts where id = any(%s))"
 # Sorted, so that transactions can't deadlock on them. It locks the row of a lane that is there, even where nothing changes: who
 # wants to end the lane waits until these posts can be seen.
-_OPEN_LANES = b"""
+_OPEN_LANES = (
+    _THESE
+    + b"""
 insert into lanes as l (endpoint, policy, stream, next_attempt)
-select endpoint, policy, stream, least(min(wished_at), now()) from posts where id = any(%s) and dead is null
+select endpoint, policy, stream, least(min(wished_at), now()) from these where dead is null
  group by endpoint, policy, stream order by endpoint, policy, stream
     on conflict (endpoint, policy, stream) do update set next_attempt = excluded.next_attempt where """
+)
 _BURIED = b"select id, stream, dead from posts where id = any(%s) and dead is not null"
 _REVIVE = b"update posts set dead = null, attempts = 0 where id = any(%s) and dead is not null and body is not null"
-_LOCK_LANES = b"""
+_LOCK_LANES = (
+    _THESE
+    + b"""
 select endpoint, policy, stream from lanes
- where (endpoint, policy, stream) in (select endpoint, policy, stream from posts where id = any(%s) and dead is null)
+ where (endpoint, policy, stream) in (select endpoint, policy, stream from these where dead is null)
  order by endpoint, policy, stream for update"""
+)
 _CLOSE_LANES = b"""
 delete from lanes l using unnest(%s::text[], %s::text[], %s::text[]) of (endpoint, policy, stream)
  where (l.endpoint, l.policy, l.stream) = (of.endpoint, of.policy, of.stream) and not exists (

@@ -59,7 +59,7 @@ class Policies:
             agent.stop()
         self._relay.stop()
         webhooks.cancel()
-        await asyncio.gather(relay, *hosted, return_exceptions=True)
+        await asyncio.gather(relay, webhooks, *hosted, return_exceptions=True)
         await self.parts.cancel()
         if self.error is not None:
             raise self.error

@@ -51,6 +51,8 @@ TURN_S, TURN = 5.0, 100
 """For so long, and for so many posts, a lane is served; then others have their turn."""
 AGAIN_S = 0.25
 """Until a lost connection to PostgreSQL is replaced, and a row that is locked is asked for again."""
+END_S = 8.0
+"""So long a process that stops lets posts in flight end. The supervisor waits 15 s, and some are for giving the lanes back."""
 LONGEST_BODY, BODY_S = 4_096, 1.0
 """An answer's body is read up to here, so that its connection can be used again."""
 
@@ -96,39 +98,40 @@ class Webhooks:
         delays_s: Sequence[float] = DELAYS_S,
     ) -> None:
         self._settings = settings
-        self._name = f"samefold {name} webhooks"
         self.clock = clock
         self.delays_s = delays_s
         self.status = logs.StatusLog(log, name)
-        self._thread = ThreadPoolExecutor(1, self._name)
-        self._connection: Connection | None = None
+        self._posts = _Session(settings, f"samefold {name} webhooks", self.status, "the database is available again")
         self._keys = Keys(settings) if settings.webhooks and has_personal_fields() else None
+        self._opening = _Session(settings, f"samefold {name} keys", self.status, "personal values are opened again")
+        """Apart: keys wait for Kafka, and posts without personal values must not."""
+        self.is_ending = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wakes: list[asyncio.Event] = []
 
     async def run(self) -> None:
-        """Post until this is cancelled; posts in flight are posted again. Waits while the database is unavailable.
+        """Post until this is cancelled, then let posts in flight end; those that need more than END_S are posted again.
 
-        Raises DatabaseBehind, DatabaseRefused, ValueRefused, and of keys MasterKeyUnusable, TopicChanged, …
+        Waits while the database is unavailable. Raises DatabaseBehind, DatabaseRefused, ValueRefused, and of keys
+        MasterKeyUnusable, TopicChanged, …
         """
         self._loop = asyncio.get_running_loop()
-        if self._keys is not None:
-            await self.asked(self._keys.start)
         async with _client() as client:
             endpoints = self._settings.webhooks.items()
             queues = [_Queue(self, name, endpoint, client) for name, endpoint in endpoints]
             self._wakes = [queue.wake for queue in queues]
             work = [self._tell_unknown(), *(queue.run() for queue in queues)]
+            if self._keys is not None:
+                work.append(self._opening.asked(self._keys.start))
             tasks = [asyncio.create_task(part) for part in work]
             try:
                 await asyncio.gather(*tasks)
             finally:
-                self._loop = None
+                self._loop, self.is_ending = None, True
                 await _cancel(tasks)
-                for queue in queues:
-                    await queue.give_back()
-                self._thread.submit(self._disconnect)
-                self._thread.shutdown(wait=False)
+                await asyncio.gather(*(queue.end() for queue in queues))
+                self._posts.end()
+                self._opening.end()
 
     def now(self) -> datetime:
         return self.clock() or datetime.now(UTC)
@@ -141,41 +144,14 @@ class Webhooks:
                     loop.call_soon_threadsafe(wake.set)
 
     async def asked(self, ask: Callable[[Connection], T]) -> T:
-        """The answer of the database, asked again while that is unavailable: what an endpoint answered must not be forgotten."""
-        while True:
-            try:
-                answer = await asyncio.get_running_loop().run_in_executor(self._thread, self._asked, ask)
-            except Busy:
-                await asyncio.sleep(AGAIN_S)
-            except (DatabaseUnavailable, KafkaUnavailable) as error:  # the keys of personal values are in Kafka
-                self.status.wrong("database", str(error))
-                await asyncio.sleep(AGAIN_S)
-            else:
-                self.status.well("database", "the database is available again")
-                return answer
+        """The answer of the database about posts."""
+        return await self._posts.asked(ask)
 
     async def shown(self, body: str) -> str:
         """A body as endpoints may see it: personal values, or what is shown for a forgotten one."""
         if self._keys is None or not (ids := key_ids(body)):
             return body
-        return opened(body.encode(), await self.asked(partial(self._keys.keys_for, ids=ids))).decode()
-
-    def _asked(self, ask: Callable[[Connection], T]) -> T:
-        if self._connection is None:
-            self._connection = connect(self._settings, self._name, by_key=True)
-        try:
-            with naming(self._settings):
-                return ask(self._connection)
-        except Busy:
-            raise
-        except BaseException:
-            self._disconnect()
-            raise
-
-    def _disconnect(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        return opened(body.encode(), await self._opening.asked(partial(_keys_for, self._keys, ids))).decode()
 
     async def _tell_unknown(self) -> None:
         """Tell which endpoints posts wait for that the settings don't name. Another process may have them."""
@@ -195,6 +171,59 @@ class Webhooks:
             await asyncio.sleep(POLL_S)
 
 
+def _keys_for(keys: Keys, ids: Collection[str], connection: Connection) -> dict[str, bytes | None]:
+    if not keys.is_started:
+        keys.start(connection)
+    return keys.keys_for(connection, ids)
+
+
+class _Session:
+    """A connection in a thread of its own, which answers one question after the other."""
+
+    def __init__(self, settings: Settings, name: str, status: logs.StatusLog, again: str) -> None:
+        self._settings = settings
+        self._name = name
+        self._status = status
+        self._again = again
+        self._thread = ThreadPoolExecutor(1, name)
+        self._connection: Connection | None = None
+
+    async def asked(self, ask: Callable[[Connection], T]) -> T:
+        """The answer, asked for again while a store is unavailable: what an endpoint answered must not be forgotten."""
+        while True:
+            try:
+                answer = await asyncio.get_running_loop().run_in_executor(self._thread, self._asked, ask)
+            except Busy:
+                await asyncio.sleep(AGAIN_S)
+            except (DatabaseUnavailable, KafkaUnavailable) as error:  # the keys of personal values are in Kafka
+                self._status.wrong(self._name, str(error))
+                await asyncio.sleep(AGAIN_S)
+            else:
+                self._status.well(self._name, self._again)
+                return answer
+
+    def end(self) -> None:
+        self._thread.submit(self._disconnect)
+        self._thread.shutdown(wait=False)
+
+    def _asked(self, ask: Callable[[Connection], T]) -> T:
+        if self._connection is None:
+            self._connection = connect(self._settings, self._name, by_key=True)
+        try:
+            with naming(self._settings):
+                return ask(self._connection)
+        except Busy:
+            raise
+        except BaseException:
+            self._disconnect()
+            raise
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
 class _Queue:
     """The posts to one endpoint. Its requests in flight are counted apart, so that it does not hold up another endpoint."""
 
@@ -212,14 +241,10 @@ class _Queue:
         self._quiet_until = webhooks.now()
 
     async def run(self) -> None:
-        try:
-            while True:
-                if len(self._sending) < self._endpoint.in_flight and not self._is_quiet():
-                    await self._claim(self._endpoint.in_flight - len(self._sending))
-                await self._woken()
-        finally:
-            await _cancel(self._sending.values())
-            self._lookups.shutdown(wait=False, cancel_futures=True)
+        while True:
+            if len(self._sending) < self._endpoint.in_flight and not self._is_quiet():
+                await self._claim(self._endpoint.in_flight - len(self._sending))
+            await self._woken()
 
     async def _woken(self) -> None:
         """Wait for a kick, the end of a lane or the time, and raise what a lane raised."""
@@ -233,30 +258,38 @@ class _Queue:
                 task.result()
 
     def _is_quiet(self) -> bool:
-        return self._webhooks.now() < self._quiet_until
+        return self._webhooks.is_ending or self._webhooks.now() < self._quiet_until
 
     async def _claim(self, most: int) -> None:
         """Claim so many lanes, the longest due first, and begin to deliver them."""
-        until = time.monotonic() + TURN_S
         lease_s = TURN_S + self._endpoint.timeout_s + TURN_S  # the last one, to record its last answer
-        ask = partial(posts.claim, endpoint=self._name, most=most, lease_s=lease_s, now=self._webhooks.clock())
-        for lane, post in await self._webhooks.asked(ask):
+        claim = partial(posts.claim, endpoint=self._name, most=most, lease_s=lease_s, now=self._webhooks.clock())
+        # the turn begins with the lease: until then the claim may have waited behind others
+        until, claimed = await self._webhooks.asked(lambda connection: (time.monotonic() + TURN_S, claim(connection)))
+        for lane, post in claimed:
             self._sending[lane] = asyncio.create_task(self._deliver(lane, post, until))
             self._sending[lane].add_done_callback(lambda _: self.wake.set())
 
-    async def give_back(self) -> None:
-        """Let other processes have the lanes at once, if the database answers."""
+    async def end(self) -> None:
+        """Let what is in flight end, and other processes have the other lanes at once, if the database answers."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_S):
+                await asyncio.gather(*self._sending.values(), return_exceptions=True)
+        self._lookups.shutdown(wait=False, cancel_futures=True)
         with suppress(SamefoldError, TimeoutError):
             async with asyncio.timeout(TURN_S):
-                for lane in self._sending:
+                for lane in [lane for lane, task in self._sending.items() if task.cancelled()]:
                     await self._webhooks.asked(partial(posts.release, lane=lane, now=self._webhooks.clock()))
 
     async def _deliver(self, lane: Lane, post: Post | None, until: float) -> None:
         """Post what is in the lane, in order, up to the first one that is to be tried later."""
         turn = TURN
-        while post and turn and time.monotonic() < until and not self._is_quiet():
+        while post and turn:
             turn -= 1
-            answer = await self._attempt(post._replace(body=await self._webhooks.shown(post.body)))
+            body = await self._webhooks.shown(post.body)
+            if time.monotonic() >= until or self._is_quiet():  # looked at here, as keys may be long in coming
+                break
+            answer = await self._attempt(post._replace(body=body))
             self._in_doubt = answer.result in (Result.TIMED_OUT, Result.UNREACHABLE)
             metrics.WEBHOOK_ATTEMPTS.labels(self._name, answer.result).inc()
             if answer.result is Result.DELIVERED:

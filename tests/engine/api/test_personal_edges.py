@@ -219,6 +219,37 @@ def test_a_webhook_shows_the_value_and_a_later_attempt_the_fallback(bank: Bank, 
     assert len({request["headers"]["webhook-id"] for request in receiver.got("busy")}) == 1
 
 
+@pytest.mark.parametrize("step", ["start", "keys_for"])
+def test_a_webhook_without_personal_values_waits_for_no_key(
+    bank: Bank,
+    receiver: Receiver,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+) -> None:
+    """Keys are in Kafka, which may be away."""
+    asked, is_back, answer = threading.Event(), threading.Event(), getattr(Keys, step)
+
+    def waiting(*arguments: Any, **named: Any) -> Any:
+        asked.set()
+        is_back.wait(DEADLINE_S)
+        return answer(*arguments, **named)
+
+    token = bank.sealed("customers/k")
+    monkeypatch.setattr(Keys, step, waiting)
+    settings = with_endpoints(bank.world, mail=receiver.url("mail/ok"), plain=receiver.url("plain/ok"))
+    bank.wish("mail", {"to": token}, settings)
+    with posting(settings):
+        try:
+            until(asked.is_set, "it waits for the key")
+            put(settings, "plain", "boxes/1", range(1, 6))
+            until(lambda: len(receiver.got("plain")) == 5, "the other endpoint has its posts")
+            assert not receiver.got("mail")
+        finally:
+            is_back.set()
+        until(lambda: receiver.got("mail"), "it is posted")
+    assert receiver.got("mail")[0]["body"]["to"] == NAME
+
+
 # ── the command line ──
 
 

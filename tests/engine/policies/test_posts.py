@@ -12,8 +12,8 @@ import pytest
 from infra.database.connect import Connection, connect
 from infra.settings import Settings
 from infra.testing.waiting import until
-from policies.engine import posts
-from policies.engine.operate import Which, wishes
+from policies.engine import operate, posts
+from policies.engine.operate import Which, retry, wishes
 from policies.engine.posts import Busy, Lane, Post
 from tests.engine.policies.test_webhooks import (
     START,
@@ -167,6 +167,35 @@ def blocks(db: Connection, call: Callable[[], object]) -> int:
         call()
     until(lambda: touched() > before, "the session of the call has reported it")
     return touched() - before
+
+
+def test_to_revive_posts_costs_as_much_however_many_were_revived_before(world: Settings, db: Connection) -> None:
+    """With the plan of a table that was analyzed when all of it was dead letters."""
+    db.execute("alter table posts set (autovacuum_enabled = off)")
+    ids = [ident for number in range(40) for ident in put(world, "crm", f"boxes/{number}", range(1, 51))]
+    db.execute("update posts set dead = 'gave-up: attempt 10'")
+    db.execute("truncate lanes")
+    db.execute("vacuum (full, analyze) posts")
+    before = blocks(db, lambda: posts.revive(db, ids[-5:]))
+    posts.revive(db, ids[:1_500])
+    assert blocks(db, lambda: posts.revive(db, ids[-5:])) <= before + 50
+
+
+def test_between_two_steps_of_a_retry_no_transaction_is_open(
+    world: Settings, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be ended if a step were slow, and hold up vacuum while a million posts are changed."""
+    monkeypatch.setattr(operate, "STEP", 1)
+    put(world, "crm", "boxes/1", [1, 2])
+    db.execute("update posts set dead = 'gave-up: attempt 10'")
+    found: list[tuple[str, int]] = []
+
+    def advance(_: int) -> None:
+        query = "select state, count(*) from pg_stat_activity where application_name = 'samefold outbox' group by state"
+        found.extend(db.execute(query))
+
+    assert retry(world, Which(endpoint="crm"), advance) == (2, 0)
+    assert found == [("idle", 2)] * 2
 
 
 @pytest.mark.slow

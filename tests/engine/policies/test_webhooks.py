@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
@@ -34,8 +35,11 @@ from policies.engine import webhooks as webhooks_engine
 from policies.engine.operate import Which, retry
 from policies.engine.outbox import Wish
 from policies.engine.posts import Post, writes
+from policies.engine.process import Policies
+from policies.engine.relay import Relay
 from policies.engine.webhooks import DELAYS_S, Webhooks
 from projections.engine.views.event_context import At
+from tests.engine.api.api import in_a_loop
 from tests.engine.policies.webhook_receiver import MOODS
 
 SECRET = "whsec_" + "c2VjcmV0" * 4
@@ -289,7 +293,10 @@ def test_the_next_post_of_a_stream_waits_for_its_predecessor_and_other_streams_d
     assert {request["headers"]["webhook-id"] for request in receiver.got()}.isdisjoint({second})
 
 
-def test_a_slow_endpoint_does_not_hold_up_another(world: Settings, receiver: Receiver) -> None:
+def test_a_slow_endpoint_does_not_hold_up_another(
+    world: Settings, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhooks_engine, "END_S", 0.1)
     settings = with_endpoints(world, slow=receiver.url("slow/never"), fast=receiver.url("fast/ok"))
     slow = settings.webhooks["slow"].model_copy(update={"timeout_s": 300, "in_flight": 7})
     settings = settings.model_copy(update={"webhooks": settings.webhooks | {"slow": slow}})
@@ -306,6 +313,45 @@ def test_a_slow_endpoint_does_not_hold_up_another(world: Settings, receiver: Rec
     assert len(waiting(settings)) == 20, "a request that was cancelled is not forgotten"
     with posting(with_endpoints(world, slow=receiver.url("again/ok"))):
         until(empty(settings), "the process gave its lanes back: nobody waits for the end of a lease of five minutes")
+
+
+def test_a_claim_that_waited_longer_than_a_turn_is_served(
+    world: Settings, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database is slow, and all that is asked of it waits in a queue."""
+    now_s, asked = [0.0], Webhooks.asked
+
+    async def late(webhooks: Webhooks, ask: Callable[[Connection], Any]) -> Any:
+        def its_turn(db: Connection) -> Any:
+            now_s[0] += 2 * webhooks_engine.TURN_S
+            return ask(db)
+
+        return await asked(webhooks, its_turn)
+
+    monkeypatch.setattr(Webhooks, "asked", late)
+    monkeypatch.setattr(webhooks_engine, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    settings = with_endpoints(world, good=receiver.url("good/ok"))
+    put_many(settings, streams=4, versions=2)
+    with posting(settings):
+        until(empty(settings), "all is delivered")
+
+
+def test_a_planned_stop_repeats_nothing(world: Settings, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhooks_engine, "END_S", 60.0)
+    ended = threading.Event()  # the relay ends at once
+    monkeypatch.setattr(Relay, "run", lambda _: ended.wait())
+    monkeypatch.setattr(Relay, "stop", lambda _: ended.set())
+    settings = with_endpoints(world, slow=receiver.url("slow/trickle"))  # the answer takes a second to be read
+    settings = within(settings, 15, "slow")
+    ids = put_many(settings, streams=12, versions=1)
+    for _ in range(3):
+        before = len(receiver.got())
+        ended.clear()
+        with in_a_loop(lambda: Policies(settings, (), "policies"), "policies"):
+            until(lambda seen=before: len(receiver.got()) > seen, "posts are in flight")  # type: ignore[misc]
+    with posting(settings):
+        until(empty(settings), "all is delivered")
+    assert len(receiver.got()) == len(ids), "each once"
 
 
 def test_two_processes_share_what_is_posted(world: Settings, receiver: Receiver) -> None:
