@@ -276,12 +276,12 @@ def _check_views(
     for view in views:
         was, why = record["views"].get(view.name), ""
         last = was["version"] if was else released.get(view.name, 0)
-        is_policy, what = view.kind is ViewKind.POLICY, f"view {view.name}".replace(f"view {POLICY}", "policy ")
-        what = what.replace(f"policy {PUBLIC}", "the publication")
+        is_policy, name = view.kind is ViewKind.POLICY, view.name.removeprefix(POLICY)
+        what = f"view {name}" if not is_policy else "the publication" if name == PUBLIC else f"policy {name}"
         if view.version > last:
             new = "not in the record yet" if is_policy else "new"
             report.tell(f"{what} is {f'at version {view.version}' if last else new}")
-            switched = report.policies if last and view.name != f"{POLICY}{PUBLIC}" else []
+            switched = report.policies if last and name != PUBLIC else []
             raised = switched if is_policy else report.views
             if view.name not in raised:
                 raised.append(view.name)

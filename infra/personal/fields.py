@@ -186,19 +186,8 @@ _HIDDEN = (
 _FIELDS = ("__dataclass_fields__", "_fields", "__total__", "model_fields")
 """What classes have whose annotations are fields."""
 _TRANSPARENT = {
-    *(
-        "nullable",
-        "default",
-        "union",
-        "tagged-union",
-        "list",
-        "tuple",
-        "set",
-        "frozenset",
-        "deque",
-        "dict",
-        "json-or-python",
-    ),
+    *("nullable", "default", "union", "tagged-union", "json-or-python"),
+    *("list", "tuple", "set", "frozenset", "deque", "dict"),
     *("dataclass", "dataclass-args", "dataclass-field", "typed-dict", "typed-dict-field", "model", "model-fields"),
     *("model-field", "named-tuple", "named-tuple-field"),
 }

@@ -20,6 +20,7 @@ import policies
 from domain.language import Refusal
 from infra.domain_model.contexts import contexts
 from infra.errors import SamefoldError
+from projections.engine.fold.errors import POLICY
 from projections.engine.views.columns import hints_of
 from projections.engine.views.event_context import At
 from projections.engine.views.view import NAME, members_of
@@ -88,7 +89,7 @@ class Policy:
 
 
 def agent_of(policy: str) -> str:
-    return f"policy_{policy}"
+    return f"{POLICY}{policy}"
 
 
 @cache

@@ -10,6 +10,7 @@ from psycopg.rows import class_row
 
 from infra.database.connect import connect, naming
 from infra.settings import Settings
+from projections.engine.fold.errors import POLICY
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class ProcessNow:
     """
 
 
-_PROCESSES = b"""
+_PROCESSES = f"""
 with waits as not materialized (
   select policy, stream, id, target, type, dead as why, wished_at as since, case when dead is null then due end as until,
          case when dead is not null then 'dead' when sent_at is not null then 'sent' when due > now() then 'timer'
@@ -41,8 +42,8 @@ with waits as not materialized (
                  n (no_endpoint)
    where coalesce(dead, no_endpoint) is not null or not %(stuck)s
    union all
-  select substr(view, 8), stream, null, null, null, error, parked_at, null, 'parked'
-    from parked where starts_with(view, 'policy_')),
+  select substr(view, {len(POLICY) + 1}), stream, null, null, null, error, parked_at, null, 'parked'
+    from parked where starts_with(view, '{POLICY}')),
 shown as materialized (
   select policy, stream, min(since) as since, bool_or(why is not null) as stuck, count(*) as waits
     from waits where %(policy)s::text is null or policy = %(policy)s
@@ -53,7 +54,7 @@ placed as (
 select s.*, array_agg(to_jsonb(p) - array['policy', 'stream', 'place'] order by place) as first
   from shown s join placed p using (policy, stream) where place <= 10
  group by s.policy, s.stream, s.since, s.stuck, s.waits order by s.since nulls first, s.policy, s.stream
-"""  # only of those that are shown, their things are put in order
+""".encode()  # noqa: S608  # only of those that are shown, their things are put in order
 
 
 def processes(settings: Settings, policy: str | None, *, stuck: bool, limit: int) -> list[ProcessNow]:

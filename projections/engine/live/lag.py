@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from infra.observability import metrics
+from projections.engine.fold.errors import POLICY
 from projections.engine.store.positions import LIVE, STOPPED
 from projections.engine.views.queries import MOST_PARKED
 
@@ -79,7 +80,7 @@ VIEWS = f"""
 select l.view,
        (select count(*) from (
          select from parked p where p.table_name = l.table_name order by stream limit {MOST_PARKED}) p) as streams,
-       (select 'new-database' from activations where number = 1 and posts_from is null and 'policy_' || policy = l.view) as stopped
+       (select 'new-database' from activations where number = 1 and posts_from is null and '{POLICY}' || policy = l.view) as stopped
   from {LIVE} l union all select view, 0, code from {STOPPED} s
 """  # noqa: S608
 """How many streams a live view, or a policy, leaves out, up to MOST_PARKED; and the code of the reason why it is stopped."""
@@ -94,12 +95,13 @@ select a.policy, count(w.policy) filter (where dead is null) as open, count(dead
 """By policy: open wishes, dead letters, and for how many seconds the oldest due wish has not been sent."""
 
 
-STUCK = """
+STUCK = f"""
 select policy, count(stream) from (select distinct policy from activations) a left join (
   select policy, stream from outbox where dead is not null
    union select policy, stream from posts where dead is not null
-   union select substr(view, 8), stream from parked where starts_with(view, 'policy_')) s using (policy) group by policy
-"""
+   union select substr(view, {len(POLICY) + 1}), stream from parked where starts_with(view, '{POLICY}')) s
+ using (policy) group by policy
+"""  # noqa: S608
 """How many processes of a policy are stuck. Indexes have the dead letters: what else waits costs nothing."""
 
 

@@ -14,6 +14,7 @@ from uuid import UUID, uuid4
 
 from infra.database.connect import Connection
 from infra.log.rule import Reading
+from projections.engine.fold.errors import POLICY
 from projections.engine.fold.fold import Blocked
 
 
@@ -80,10 +81,10 @@ class StoppedView:
     stopped_at: datetime
 
 
-LIVE = """(
+LIVE = f"""(
 select view, agent, version, table_name from live union all
-(select distinct on (policy) 'policy_' || policy, 'policy_' || policy, version, 'policy_' || policy from activations
-  order by policy, number desc))"""
+(select distinct on (policy) '{POLICY}' || policy, '{POLICY}' || policy, version, '{POLICY}' || policy from activations
+  order by policy, number desc))"""  # noqa: S608
 """What is live, in SQL: views, and each policy as a view of its own agent, in its newest version, 0 where it was removed."""
 
 STOPPED = "(select * from stopped_views s where not exists (select from live l where l.view = s.view))"

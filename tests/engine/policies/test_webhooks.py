@@ -311,6 +311,9 @@ def test_a_slow_endpoint_does_not_hold_up_another(world: Settings, receiver: Rec
 def test_two_processes_share_what_is_posted(world: Settings, receiver: Receiver) -> None:
     """As of two releases in a deployment, whose groups have all partitions each."""
     settings = with_endpoints(world, first=receiver.url("first/ok"), second=receiver.url("second/ok"))
+    settings = within(
+        settings, 120, *settings.webhooks
+    )  # on a busy machine an answer takes a while, and is asked for again
     ids = put_many(settings, streams=8, versions=5)
     with posting(settings), posting(settings):
         until(empty(settings), "all is delivered")
