@@ -41,6 +41,7 @@ def show(context: typer.Context, as_json: Json = False) -> None:
 
 def switch(name: PolicyName, yes: Yes = False, as_json: Json = False) -> None:
     """Make this code's version live: it reacts to the events from now on. --yes: also if it is older than the live one."""
+    from infra import terminal
     from infra.settings import Settings
     from policies.engine import activations
     from policies.engine.operate import policy_named
@@ -48,7 +49,8 @@ def switch(name: PolicyName, yes: Yes = False, as_json: Json = False) -> None:
 
     settings, policy = Settings(), policy_named(name, discover())
     try:
-        made = activations.switch(settings, policy, lower=yes)
+        with terminal.Stages(quiet=as_json) as stages:
+            made = activations.switch(settings, policy, lower=yes, progress=stages)
     except activations.LowerVersion as error:
         if as_json:
             raise

@@ -95,8 +95,9 @@ def check(views: Collection[View], known: Mapping[str, Context] | None = None, f
     if not any(folder.glob("*.json")):
         report.news.append("nothing was released yet")
         return report
-    for name in sorted({*known, *(file.stem for file in folder.glob("*.json"))}):
-        record = read(name, folder)
+    records = {name: read(name, folder) for name in sorted({*known, *(file.stem for file in folder.glob("*.json"))})}
+    released = {view: was["version"] for record in records.values() for view, was in record["views"].items()}
+    for name, record in records.items():
         context = known.get(name)
         if context is None:
             if record["events"]:
@@ -105,10 +106,11 @@ def check(views: Collection[View], known: Mapping[str, Context] | None = None, f
                 hint = f"Restore the file: the log may hold them. {unless}"
                 report.refused.append(Refusal(f"domain/{name}.py", why, hint))
             continue
-        refused, mine = len(report.refused), [view for view in views if name in view.contexts]
+        refused = len(report.refused)
+        mine = [view for view in views if name in view.contexts or view.name in record["views"]]
         _check_context(context, record, report)
         # refused bodies can't be read
-        _check_views(context, mine, record, report, has_results=len(report.refused) == refused)
+        _check_views(context, mine, record, released, report, has_results=len(report.refused) == refused)
         for gone in sorted(record["views"].keys() - {view.name for view in views} - set(report.gone)):
             if not gone.startswith(POLICY):
                 report.gone.append(gone)
@@ -262,21 +264,33 @@ def _changed(what: str, fact: type, kind: Kind, version: int, was: Any, now: Any
 
 
 def _check_views(
-    context: Context, views: list[View], record: Mapping[str, Any], report: Report, *, has_results: bool
+    context: Context,
+    views: list[View],
+    record: Mapping[str, Any],
+    released: Mapping[str, int],
+    report: Report,
+    *,
+    has_results: bool,
 ) -> None:
+    """`released` has the version of each view, whichever contexts it was released with."""
     for view in views:
         was, why = record["views"].get(view.name), ""
+        last = was["version"] if was else released.get(view.name, 0)
         is_policy, name = view.kind is ViewKind.POLICY, view.name.removeprefix(POLICY)
         what = f"view {name}" if not is_policy else "the publication" if name == PUBLIC else f"policy {name}"
-        if was is None or view.version > was["version"]:
+        if view.version > last:
             new = "not in the record yet" if is_policy else "new"
-            report.tell(f"{what} is {new if was is None else f'at version {view.version}'}")
-            switched = report.policies if was and name != PUBLIC else []
+            report.tell(f"{what} is {f'at version {view.version}' if last else new}")
+            switched = report.policies if last and name != PUBLIC else []
             raised = switched if is_policy else report.views
             if view.name not in raised:
                 raised.append(view.name)
-        elif view.version < was["version"]:
-            why = f"version {was['version']} of it was released"
+        elif view.version < last:
+            why = f"version {last} of it was released"
+        elif context.name not in view.contexts:
+            why = f"it does not take the events of {context.name} any more"
+        elif was is None:
+            why = f"it did not take the events of {context.name}" if record["events"] else ""
         elif view.shape != was["shape"]:
             why = "State has other fields" if view.kind is ViewKind.SNAPSHOT else "it has other columns"
         elif has_results:
@@ -289,7 +303,7 @@ def _check_views(
             elif differs := [event for (event, digit), old in zip(made, recorded, strict=True) if digit != old]:
                 why = f"it makes something else of {differs[0]} than the release did"
         if why:
-            report.refuse(Refusal(what, (why,), _raise(view, context.name, was["version"] + 1)))
+            report.refuse(Refusal(what, (why,), _raise(view, context.name, last + 1)))
 
 
 def _other_states(context: Context, released: Mapping[str, Any]) -> list[str]:

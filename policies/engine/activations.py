@@ -22,13 +22,14 @@ from infra.database.connect import Connection, connect, naming
 from infra.errors import SamefoldError
 from infra.log import clients, topics
 from infra.log.records import ENVELOPE, time_of, unreadable
-from infra.log.rule import START, Reading
+from infra.log.rule import START, Reading, read
 from infra.log.source import read_range
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
 from policies.engine.policy import Policy, agent_of, discover
 from projections.engine.live.startup import Contract, check_contract, require_contract
-from projections.engine.store.positions import lock_positions, set_generation
+from projections.engine.rebuild.engines import Progress, Silent
+from projections.engine.store.positions import lock_positions, read_positions, set_generation
 from projections.engine.views.view import CORE
 
 REMOVED = 0
@@ -252,11 +253,11 @@ def start_new(settings: Settings, connection: Connection, policy: Policy) -> boo
     return True
 
 
-def switch(settings: Settings, policy: Policy, *, lower: bool = False) -> Activation:
-    """Make this code's version of the policy live, from where the policy's agent is; a new one begins where the core agent is.
+def switch(settings: Settings, policy: Policy, *, lower: bool = False, progress: Progress | None = None) -> Activation:
+    """Make this code's version of the policy live, from where the policy's agent is; a new one begins at the end of `events`.
 
     `lower` lets an older version take over. A switch that was killed ends in the next one, or in any worker.
-    Raises AlreadyLive, LowerVersion, OldEventsLeft, SwitchLost, and what `bring_in` raises.
+    Raises AlreadyLive, LowerVersion, OldEventsLeft, SwitchLost, LogTrimmed, and what `bring_in` raises.
     """
 
     def require(_: Connection, live: int) -> None:
@@ -271,7 +272,7 @@ def switch(settings: Settings, policy: Policy, *, lower: bool = False) -> Activa
                 "Run the command with the newer code; or with --yes, if the older version is to react from now on.",
             )
 
-    return _activate(settings, policy.name, policy.version, require)
+    return _activate(settings, policy.name, policy.version, require, progress or Silent())
 
 
 def remove(settings: Settings, name: str) -> Activation:
@@ -301,10 +302,16 @@ def remove(settings: Settings, name: str) -> Activation:
                 "`samefold parked list` shows them. Replay or drop them first.",
             )
 
-    return _activate(settings, name, REMOVED, require)
+    return _activate(settings, name, REMOVED, require, Silent())
 
 
-def _activate(settings: Settings, policy: str, version: int, require: Callable[[Connection, int], None]) -> Activation:
+def _activate(
+    settings: Settings,
+    policy: str,
+    version: int,
+    require: Callable[[Connection, int], None],
+    progress: Progress,
+) -> Activation:
     """Let this version react from the policy's positions on. `require` gets the live version, and raises where it may not."""
     with naming(settings), connect(settings, "samefold policies", short_transactions=True) as connection:
         topic = require_contract(settings, connection)
@@ -313,8 +320,11 @@ def _activate(settings: Settings, policy: str, version: int, require: Callable[[
         if policy in held_policies(connection):
             raise NewDatabase(policy)
         ensure_positions(connection, topic.name, policy)
+        known = activations_of(connection, policy)
+        is_new = version != REMOVED and (not known or known[-1].version == REMOVED)
+        end = _end_of_events(settings, connection, topic, progress) if is_new else {}
         with connection.transaction():
-            at, known = _locked(connection, topic, policy)
+            at, known = _locked(connection, topic, policy, end)
             if known and known[-1].version == version and known[-1].number in unfinished:  # of a switch that was killed
                 return known[-1]
             require(connection, known[-1].version if known else REMOVED)
@@ -333,15 +343,31 @@ def _activate(settings: Settings, policy: str, version: int, require: Callable[[
     return made
 
 
-def _locked(connection: Connection, topic: topics.Topic, policy: str) -> tuple[dict[int, Reading], list[Activation]]:
-    """Where the next activation begins, and the known ones; all positions are locked. Raises OldEventsLeft."""
+def _end_of_events(
+    settings: Settings, connection: Connection, topic: topics.Topic, progress: Progress
+) -> dict[int, Reading]:
+    """The position at the topic's end, found by reading what the core agent has not read: it may be away, or stand still."""
+    core = read_positions(connection, CORE, topic.name)
+    end = dict(core.readings) if core else dict.fromkeys(range(topic.partitions), START)
+    progress.begin("events", sum(topic.end.values()) - sum(at.next_offset for at in end.values()))
+    for partition in end:
+        at, stop = end[partition].next_offset, topic.end[partition]
+        for records in read_range(settings, topic.name, partition, at, stop):
+            end[partition], _, _ = read(end[partition], records)
+            progress.advance(len(records))
+    return end
+
+
+def _locked(
+    connection: Connection, topic: topics.Topic, policy: str, end: Mapping[int, Reading]
+) -> tuple[dict[int, Reading], list[Activation]]:
+    """Where the next activation begins, not before `end`, and the known ones; the positions are locked. Raises OldEventsLeft."""
     agent = agent_of(policy)
     connection.execute("lock table activations in share row exclusive mode")  # of two switches, the second waits here
-    locked = lock_positions(connection, [agent, CORE], topic.name)
+    locked = lock_positions(connection, [agent], topic.name)
     known = activations_of(connection, policy)
-    start = dict.fromkeys(range(topic.partitions), START)
     if not known:
-        return locked.get(CORE, start), known
+        return {**end}, known
     mine = locked.get(agent) or {**known[0].positions}
     if left := [partition for partition, at in mine.items() if _following(known, partition, at.next_offset)]:
         version = version_at(known, left[0], mine[left[0]].next_offset)
@@ -350,9 +376,7 @@ def _locked(connection: Connection, topic: topics.Topic, policy: str) -> tuple[d
             f"{'partition' if len(left) == 1 else 'partitions'} {', '.join(map(str, left))}.",
             f"Run the code with version {version} until it has; then this one.",
         )
-    if known[-1].version == REMOVED:
-        return {p: max(at, locked.get(CORE, start)[p]) for p, at in mine.items()}, known
-    return mine, known
+    return {partition: max(at, end.get(partition, at)) for partition, at in mine.items()}, known
 
 
 def _insert(connection: Connection, policy: str, number: int, version: int, positions: Mapping[int, Reading]) -> None:

@@ -101,6 +101,36 @@ def decide(command: Command, state: State) -> list[Event]:
 def evolve(state: State, event: Event) -> State:
     return State(isinstance(event, RoomBooked), state.times + 1)
 '''
+GUESTS = '''"""Guests of a hotel."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from domain.language import Text, fact
+
+
+@fact
+class GuestCame:
+    name: Text
+
+
+Event: TypeAlias = GuestCame
+Command: TypeAlias = GuestCame
+STATE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    pass
+
+
+def decide(command: Command, state: State) -> list[Event]:
+    return [command]
+
+
+def evolve(state: State, event: Event) -> State:
+    return state
+'''
 VIEW = '''"""How often was a room booked or freed?"""
 
 from typing import NamedTuple
@@ -135,6 +165,25 @@ def react(event: Event, at: At) -> Iterable[Send]:
         yield Send(at.stream, BookRoom(guest="Ada", nights=1), due=at.time + timedelta(days=1 + len(event.extras)))
 '''
 NEW_VIEW = VIEW.replace("RoomUse", "Stay").replace("How often", "And again: how often")
+SUMS = '''"""How much has happened at each place?"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from domain.rooms import Event
+from projections.engine import At, Key, Sum
+
+VERSION = 1
+
+
+class Happened(NamedTuple):
+    stream: Key[str]
+    events: Sum[int]
+
+
+def delta(event: Event, at: At) -> Iterable[Happened]:
+    yield Happened(at.stream, 1)
+'''
 DOMAIN, USE, STAYS = "domain/rooms.py", "projections/room_use.py", "projections/stays.py"
 NIGHTS = "policies/nights.py"
 RECORD = "domain/released/rooms.json"
@@ -166,7 +215,9 @@ class Tree:
         """The views of the hotel, as the files are now."""
         unload()
         importlib.invalidate_caches()
-        self._known = {name: one for name, one in contexts.__wrapped__().items() if name == "rooms"}
+        self._known = {
+            name: one for name, one in contexts.__wrapped__().items() if (self.folder / f"domain/{name}.py").exists()
+        }
         views = list(map(snapshot_view, self._known.values()))
         views += [view_of(module, self._known.values()) for module in self._modules("projections")]
         return {view.name: view for view in views}
@@ -205,8 +256,9 @@ class Tree:
 
 
 def unload() -> None:
-    sys.modules.pop("domain.rooms", None)
-    vars(domain).pop("rooms", None)
+    for name in ("rooms", "guests"):
+        sys.modules.pop(f"domain.{name}", None)
+        vars(domain).pop(name, None)
 
 
 released: list[str] = []
@@ -683,6 +735,34 @@ def test_a_record_of_before_gets_the_results_with_the_next_release(hotel: Tree) 
     assert '"state"' not in hotel.record.read_text()
     hotel.write(USE, ("+ 2)", "+ 1)"))
     hotel.check(code=1)
+
+
+@pytest.mark.parametrize(("file", "what"), [(STAYS, "view stays"), (NIGHTS, "policy nights")])
+def test_events_of_a_whole_context_come_and_go_with_a_version_only(hotel: Tree, file: str, what: str) -> None:
+    of_both = (
+        ("domain.rooms import", "domain.guests import GuestCame\nfrom domain.rooms import"),
+        ("(event: E", "(event: GuestCame | E"),
+    )
+    hotel.write("domain/guests.py", ("", GUESTS))
+    hotel.write(STAYS, ("", SUMS))
+    hotel.samefold("events", "release")
+    first = (hotel.folder / file).read_text()
+    hotel.write(file, *of_both)
+    guests = hotel.record.with_name("guests.json")
+    record = guests.read_text()
+    guests.unlink()
+    assert what not in hotel.check(), "there are no such events yet"
+    guests.write_text(record)
+    for version, says in (2, "did not take the events of guests"), (3, "does not take the events of guests any more"):
+        said = hotel.check(code=1)
+        assert f"{what}: it {says}" in said
+        raised(hotel, said)
+        report = hotel.report()
+        assert report["news"] == [f"{what} is at version {version}"]
+        assert report["steps"][-1].endswith("switch nights") or "samefold rebuild" in report["steps"]
+        hotel.samefold("events", "release")
+        assert hotel.check() == "Everything is as it was released.\n"
+        (hotel.folder / file).write_text(first.replace("VERSION = 1", f"VERSION = {version}"))
 
 
 def test_a_view_that_is_gone_needs_a_switch_but_no_table(hotel: Tree) -> None:

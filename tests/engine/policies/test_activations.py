@@ -42,7 +42,7 @@ from policies.engine.activations import (
 from policies.engine.policy import Policy, discover
 from projections.engine.store.positions import read_positions, set_generation
 from tests.engine.bookkeeper import Bookkeeper, fold_all, folded_lives
-from tests.engine.spine import deposit, produce, send, set_up
+from tests.engine.spine import deposit, in_a_transaction, produce, send, set_up
 
 ACCOUNTS = [str(number) for number in range(6)]
 
@@ -150,19 +150,25 @@ def test_each_offset_belongs_to_one_version() -> None:
 # ── switches ──
 
 
-def test_a_new_policy_begins_where_the_core_agent_is(world: Settings, bank: Bookkeeper, db: Connection) -> None:
+def test_a_new_policy_begins_at_the_end_of_the_log(world: Settings, bank: Bookkeeper, db: Connection) -> None:
+    """Whether the core agent is behind, or a new database has no positions of it."""
     bring_in(world, db)
     assert (activations_of(db, "greetings"), positions(db, world)) == ([], None)
+    bank.life(ACCOUNTS, 2)
     made = switch(world, policy())
-    assert made == Activation("greetings", 1, 1, positions(db, world, "core") or {}, 0)
+    at = fold_all(world)
+    assert made == Activation("greetings", 1, 1, at, 0)
     assert activations_of(db, "greetings") == [made]
     assert positions(db, world) == made.positions
     [record] = recorded(world)
     assert (record.value or b"").startswith(b'{"samefold":"activation/1",')
     assert topics.describe(world, world.policies_topic).partitions == 1
     topics.check(world, [world.policies_topic])
+    in_a_transaction(world, world.events_topic, 0, None, b"foreign: void, with a marker behind it that is no record")
+    db.execute("delete from positions where agent = 'core'")
     other = switch(world, policy(7, "reports"))
-    assert (other.number, other.log_offset) == (1, 1), "each policy has numbers of its own"
+    at[0] = at[0]._replace(next_offset=at[0].next_offset + 1)
+    assert other == Activation("reports", 1, 7, at, 1), "each policy has numbers of its own"
     assert (activations_of(db, "greetings"), activations_of(db, "reports")) == ([made], [other])
 
 
@@ -373,9 +379,9 @@ def test_a_removed_policy_reacts_to_nothing_until_it_is_switched_on_again(
     with pytest.raises(NeverLive):
         remove(world, "greetings")
     bank.life(ACCOUNTS, 2)
-    later = fold_all(world)
     back = switch(world, policy())
-    assert (back.number, back.version, back.positions) == (3, 1, later)
+    later = fold_all(world)
+    assert (back.number, back.version, back.positions) == (3, 1, later), "also of what the core agent had not read"
     assert positions(db, world) == later
     # a database of the time before: what it reads again ends where the policy was removed
     set_generation(db, world.events_topic, {"policy_greetings": removed_at}, "test")

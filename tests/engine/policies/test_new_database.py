@@ -31,7 +31,7 @@ from projections.engine.views.event_context import At
 from tests.engine.api.api import agent
 from tests.engine.policies.test_policies import balance, open_wishes, running
 from tests.engine.policies.test_webhooks import Receiver, with_endpoints
-from tests.engine.spine import deposit, handler, open_account, scalar, send, set_up
+from tests.engine.spine import commits, deposit, handler, open_account, scalar, send, set_up
 
 
 def forward(event: MoneyDeposited, at: At) -> Iterable[Send | Post]:
@@ -124,6 +124,37 @@ def test_in_a_new_database_a_policy_waits_for_a_decision_and_then_its_processes_
             until(lambda: got()[-1] == 1, "new events post")
             until(lambda: read_all(settings), "and all is done")
     assert (got(), balance(settings, "2")) == (told, 13)
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["agents-away", "database-lost"])
+def test_a_new_policy_reacts_to_nothing_from_before_its_switch(
+    world: Settings,
+    stack: Stack,
+    migrated: str,
+    receiver: Receiver,
+    samefold: Samefold,
+    monkeypatch: pytest.MonkeyPatch,
+    lost: bool,
+) -> None:
+    settings = with_endpoints(world, told=receiver.url("told/ok"))
+    monkeypatch.setattr(declared, "discover", dict)
+    set_up(settings)
+    with handler(settings):
+        with agent(settings):
+            send(settings, open_account("1"), open_account("2"))
+            until(lambda: balance(settings, "2") == 0, "there is history")
+        send(settings, deposit("1", "d1", 7))
+        until(lambda: len(commits(settings)) == 3, "no agent has read this")
+        if lost:
+            lose(stack, settings, migrated)
+            set_up(settings)
+        monkeypatch.setattr(declared, "discover", lambda: {"forward": FORWARD})
+        assert "reacts to events from" in samefold("policies", "switch", "forward", settings=world).stdout
+        send(settings, deposit("1", "d2", 1))
+        with agent(settings), running(settings, FORWARD):
+            until(lambda: receiver.got("told"), "it reacts")
+            until(lambda: balance(settings, "2") == 1, "and sends")
+    assert [request["body"]["cents"] for request in receiver.got("told")] == [1], "an older post would have come before"
 
 
 def test_a_held_policy_is_told_wherever_one_looks(
