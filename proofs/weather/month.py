@@ -337,9 +337,9 @@ class Month:
         jump(timedelta(hours=6))
         time.sleep(1)
         needed, waiting = self._operate()
+        waiting = [one for one in waiting if any(thing["what"] != "timer" for thing in one["first"])]
         self.waits = f"{needed} {json.dumps(waiting[:3])}"
-        has_ended = 1 not in needed and all(thing["what"] == "timer" for one in waiting for thing in one["first"])
-        return has_ended and self._is_read()
+        return 1 not in needed and not waiting and self._is_read()
 
     def _operate(self) -> tuple[set[int], list[dict[str, Any]]]:
         """Do what docs/policies.md says of each reason. Returns the versions of policies that are needed, and what waited."""
