@@ -18,6 +18,7 @@ from infra.access import Access, Caller
 from infra.log import topics
 from infra.settings import Settings
 from infra.testing.waiting import DEADLINE_S, until
+from projections.engine.live import agent as agent_engine
 from projections.engine.live.agent import Agent, Serving, views_agent
 from tests.engine.api.raw_http import INTERNALS
 from tests.engine.spine import beside, handler, set_up
@@ -25,6 +26,8 @@ from tests.engine.spine import beside, handler, set_up
 DAY = "2026-01-02"
 S = TypeVar("S", bound=Serving)
 _names = count(1)
+agent_engine.LEAVE_S = 30.0
+"""On a busy machine it takes longer than in production, whose processes end then: here, connections would stay open."""
 
 
 class Api:
