@@ -24,7 +24,7 @@ Ids = Annotated[
 OfPolicy = Annotated[str | None, typer.Option("--policy", help="Of this policy only.")]
 OfEndpoint = Annotated[str | None, typer.Option("--endpoint", help="Posts to this endpoint only.")]
 OfReason = Annotated[str | None, typer.Option("--reason", help="Dead letters of this reason only, e.g. gave-up.")]
-TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"]
+TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"]
 Since = Annotated[
     datetime | None,
     typer.Option("--since", help="Wished since then only; in UTC if no zone is given.", formats=TIMES),

@@ -368,6 +368,8 @@ def _locked(
     known = activations_of(connection, policy)
     if not known:
         return {**end}, known
+    if known[-1].version != REMOVED:  # another one was made live meanwhile: its events stay its own
+        end = {}
     mine = locked.get(agent) or {**known[0].positions}
     if left := [partition for partition, at in mine.items() if _following(known, partition, at.next_offset)]:
         version = version_at(known, left[0], mine[left[0]].next_offset)

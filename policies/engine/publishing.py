@@ -66,6 +66,9 @@ class Position(msgspec.Struct, frozen=True, array_like=True, tag="1"):
     reading: Reading
 
 
+_decode_position = msgspec.json.Decoder(Position).decode
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """What the lanes of one publisher share. `most_bytes` is the public topic's limit, `consumer` the member of the group."""
@@ -271,7 +274,7 @@ class Lane:
             sources = [value for _, some in sorted(headers.items()) for name, value in some if name == SOURCE and value]
             if sources:
                 log.warning("publisher, partition %d: no offset is committed; found the last record's", self.partition)
-                return msgspec.json.decode(sources[-1], type=Position)
+                return _decode_position(sources[-1])
             step *= 8
         if any_records:
             raise PositionUnknown(
@@ -290,7 +293,7 @@ def _after(one: Counted) -> Reading:
 def _committed(name: str, found: TopicPartition) -> Position:
     """The position in a committed offset. Raises PositionUnknown."""
     try:
-        position = msgspec.json.decode(found.metadata or "", type=Position)
+        position = _decode_position(found.metadata or "")
         if position.reading.next_offset == found.offset:
             return position
     except msgspec.DecodeError:

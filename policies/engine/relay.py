@@ -174,19 +174,21 @@ class Relay:
         self._tell_undecided(())
         with suppress(KafkaException):  # the first command would wait for the producer to learn the topic: a second
             self._producer.now.list_topics(topic.name, timeout=PAUSE_S)
-        read_at = self._claim_at = 0.0
+        read_at = rested_at = self._claim_at = 0.0
         while not self._stopping.is_set():
             self._take_reports(connection)
             mine = self._claimed(connection)
-            if time.monotonic() >= read_at:
+            if (began := time.monotonic()) >= read_at:
                 self._mark(connection, topic)
-                read_at = time.monotonic() + self._read(connection, mine)
+                wait_s = self._read(connection, mine)
+                rested_at = 2 * time.monotonic() - began  # where much waits, reading takes a while: send for as long
+                read_at = rested_at + wait_s
                 self._status.well("stores", "Kafka and the database are available again")
             is_answered = not len(self._producer.now)
             self._producer.poll(0 if is_answered else ANSWER_S)
             pause = max(read_at - time.monotonic(), 0) if is_answered and not self._reports else 0
             if [*connection.notifies(timeout=pause, stop_after=1)]:
-                read_at = 0.0
+                read_at = min(read_at, rested_at)
         connection.execute(_RELEASE, [self._holder])
 
     def _claimed(self, connection: Connection) -> Set[tuple[str, int]]:
@@ -220,10 +222,10 @@ class Relay:
         send, due = self._sender.unsent([row for row in rows if self._is_decided(connection, row)], now)
         for row in send:
             self._send(row)
+        self._tell_undecided({*self._newer.values()})
         timers = sum(row.due is not None for row in rows)
         if max(timers, len(rows) - timers) == most:
             return PAGE_S
-        self._tell_undecided({*self._newer.values()})
         return (due - now).total_seconds() if due else LOOK_S
 
     def _is_decided(self, connection: Connection, row: Row) -> bool:

@@ -286,8 +286,14 @@ class _Queue:
         turn = TURN
         while post and turn:
             turn -= 1
-            body = await self._webhooks.shown(post.body)
-            if time.monotonic() >= until or self._is_quiet():  # looked at here, as keys may be long in coming
+            try:
+                async with asyncio.timeout(
+                    until - time.monotonic()
+                ):  # keys may be long in coming: others have their turn
+                    body = await self._webhooks.shown(post.body)
+            except TimeoutError:
+                break
+            if time.monotonic() >= until or self._is_quiet():
                 break
             answer = await self._attempt(post._replace(body=body))
             self._in_doubt = answer.result in (Result.TIMED_OUT, Result.UNREACHABLE)

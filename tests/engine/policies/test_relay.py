@@ -4,10 +4,11 @@ The relay on the real stores: what it appends to `commands`, when, in which orde
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 import pytest
@@ -99,6 +100,27 @@ def sent(world: Settings) -> list[str]:
 def unmarked(world: Settings) -> int:
     count: int = scalar(world, "select count(*) from outbox where sent_at is null and dead is null")
     return count
+
+
+def test_what_was_read_is_sent_before_it_is_read_again(
+    world: Settings, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading takes a while where much waits, and each batch of each policy notifies."""
+    reads = list[float]()
+
+    def slow(*arguments: Any) -> list[Row]:
+        reads.append(0.2)
+        time.sleep(reads[-1])
+        return [*read_unsent(*arguments)]
+
+    monkeypatch.setattr(relay_engine, "read_unsent", slow)
+    for number in range(200):
+        wish(db, f"{number}", version=number)
+    with relay(world):
+        while unmarked(world):
+            db.execute(f"notify {CHANNEL}")
+    assert sent(world) == [f"{number}" for number in range(200)]
+    assert len(reads) < 100, "one for each command"
 
 
 def test_timers_go_by_the_databases_clock(world: Settings, db: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
