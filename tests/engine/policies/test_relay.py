@@ -197,6 +197,17 @@ def test_a_command_that_a_newer_release_wished_waits_for_handlers_that_decide_it
     assert sent(world)[-2:] == ["newer", "behind"]
 
 
+def test_a_full_page_behind_a_command_that_nobody_decides_is_told(
+    world: Settings, db: Connection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(relay_engine, "MOST", 2)
+    for version in range(1, 4):
+        wish(db, f"{version}", version=version, kind="Deposit/2")
+    one = Relay(world, "r1", lambda: {("saving", 0)})
+    with beside(one.run, one.stop, "r1"):
+        until(lambda: "start those first: accounts.Deposit/2" in caplog.text, "it says for what it waits")
+
+
 def test_what_waits_behind_a_command_that_nobody_decides_goes_on_when_that_is_dropped(
     world: Settings, db: Connection
 ) -> None:
