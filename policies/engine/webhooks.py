@@ -287,9 +287,7 @@ class _Queue:
         while post and turn:
             turn -= 1
             try:
-                async with asyncio.timeout(
-                    until - time.monotonic()
-                ):  # keys may be long in coming: others have their turn
+                async with asyncio.timeout(until - time.monotonic()):  # keys may be long in coming
                     body = await self._webhooks.shown(post.body)
             except TimeoutError:
                 break
