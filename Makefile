@@ -41,10 +41,10 @@ check: setup ## lint, format, types, released events and the tests that need no 
 	@$(PYTEST) $(QUICK) -m "not integration and not slow and not prove" $(ARGS)
 
 sbom: setup $(TOOLS)/.installed ## what the service is made of, as CycloneDX, into sbom.cdx.json
-	@$(BIN)/python -m infra.dev.sbom sbom.cdx.json
+	@$(BIN)/python -m tools.dev.sbom sbom.cdx.json
 
 audit: setup $(TOOLS)/.installed ## known vulnerabilities of the pinned packages; fails where they can't be checked
-	@$(BIN)/python -m infra.dev.audit $(addprefix -r ,$(REQUIREMENTS) requirements/build.txt requirements/supply-chain.txt) $(ARGS)
+	@$(BIN)/python -m tools.dev.audit $(addprefix -r ,$(REQUIREMENTS) requirements/build.txt requirements/supply-chain.txt) $(ARGS)
 
 -include demo/demo.mk proofs/proofs.mk benchmarks/bench.mk
 
@@ -59,7 +59,7 @@ $(TOOLS)/.installed: $(VENV)/.packages requirements/supply-chain.txt
 	@touch $@
 
 $(VENV)/.packages: requirements/build.txt $(REQUIREMENTS)
-	@sh infra/dev/prerequisites.sh $(PYTHON)
+	@sh tools/dev/prerequisites.sh $(PYTHON)
 	@echo "setup 1/4: Python packages into $(VENV) (PySpark alone is 450 MB; the first time takes minutes)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install --require-hashes --requirement requirements/build.txt
@@ -71,13 +71,13 @@ $(VENV)/.installed: $(VENV)/.packages pyproject.toml
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/kafka/.verified: $(VENV)/.packages infra/dev/kafka-jars.sha256
+$(VENV)/kafka/.verified: $(VENV)/.packages spark_jobs/kafka-jars.sha256
 	@echo "setup 3/4: Kafka's jars into $(VENV)/kafka (46 jars, 44 MB; about a minute)"
-	@$(BIN)/python -m infra.dev.jars kafka
-	@$(BIN)/python -m infra.dev.kafka
+	@$(BIN)/python -m spark_jobs.jars kafka
+	@$(BIN)/python -m tools.dev.kafka
 	@touch $@
 
-$(VENV)/spark-kafka/.verified: $(VENV)/.packages $(VENV)/kafka/.verified infra/dev/spark-jars.sha256
+$(VENV)/spark-kafka/.verified: $(VENV)/.packages $(VENV)/kafka/.verified spark_jobs/spark-jars.sha256
 	@echo "setup 4/4: Spark's connector to Kafka into $(VENV)/spark-kafka (3 jars, 1 MB; some seconds)"
-	@$(BIN)/python -m infra.dev.jars spark
+	@$(BIN)/python -m spark_jobs.jars spark
 	@touch $@

@@ -20,7 +20,7 @@ from api.openapi import JSON, Body, document
 from api.request_metrics import RequestMetrics
 from api.requests import RawPath
 from api.services import Services
-from infra.domain_model.contexts import contexts
+from domain.engine.contexts import contexts
 from infra.observability import metrics
 from infra.settings import Settings
 from projections.engine.views.core_views import all_views

@@ -43,14 +43,14 @@ from api.services import Services, services_of
 from api.stores import CommandNotLive, OtherViewsLive
 from commands.intake import bad_client_name, fingerprint_of, holds_nul, require_members_once, validator
 from commands.sealing import Unsealed, holds_token
+from domain.engine.contexts import BadContext, Context, refusals_of
+from domain.engine.personal.fields import is_personal
+from domain.engine.personal.keys import KeysNotRead, SubjectForgotten
+from domain.engine.versions import stored_type
 from domain.language import kebab
 from infra.database.connect import naming
-from infra.domain_model.contexts import BadContext, Context, refusals_of
-from infra.domain_model.versions import stored_type
 from infra.errors import SamefoldError
 from infra.log.records import Command, encode
-from infra.personal.fields import is_personal
-from infra.personal.keys import KeysNotRead, SubjectForgotten
 from infra.processes.time_limit import limited
 from projections.engine.store.command_types import CommandType
 from projections.engine.views.core_views import OUTCOMES, all_views

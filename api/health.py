@@ -17,9 +17,9 @@ from api.issuer import Issuer
 from api.openapi import JSON, Described, describe, responses
 from api.problems import RETRY_AFTER_S, kind, why
 from api.stores import HealthSnapshot, StoreChecks
+from domain.engine.personal.keys import Keys
 from infra.errors import SamefoldError
 from infra.observability import metrics
-from infra.personal.keys import Keys
 from infra.settings import Settings
 from projections.engine.live.lag import Lags, standing_still, tell_lags
 from projections.engine.views.view import CORE

@@ -21,11 +21,11 @@ from starlette.types import Receive, Scope, Send
 
 from api.notifications import Moved, Notifications
 from api.view_reader import DatabaseBusy, Values, ViewNotLive, ViewReader, ViewStopped, row_members, row_tag, stream_of
+from domain.engine.personal.keys import KeysNotRead
 from infra.access import Rows
 from infra.database.connect import DatabaseUnavailable
 from infra.errors import SamefoldError
 from infra.log.clients import KafkaUnavailable
-from infra.personal.keys import KeysNotRead
 from projections.engine.views.queries import Found, Shape
 from projections.engine.views.view import View
 

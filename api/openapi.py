@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 
 from api.problems import MEDIA_TYPE, Kind
 from commands.intake import validator
-from infra.domain_model.contexts import Context
+from domain.engine.contexts import Context
 
 JSON = "application/json"
 Json = dict[str, Any]

@@ -21,8 +21,8 @@ from api.problems import INVALID, NOT_FOUND, RETRY_AFTER_S, UNAVAILABLE, Kind, k
 from api.requests import BAD_SEGMENT, TOO_LARGE, path_of, preferences, refuse_unknown, segment, watched
 from api.services import Services, services_of
 from commands.intake import bad_name
+from domain.engine.contexts import Context, contexts, refusals_of
 from infra.access import Rows
-from infra.domain_model.contexts import Context, contexts, refusals_of
 from infra.log.partitioner import partition_of
 from projections.engine.views.core_views import OUTCOMES, all_views, command_key
 from projections.engine.views.token import Token

@@ -21,13 +21,13 @@ from api.outcome_waits import TOO_MANY_WAIT, OutcomeWaits
 from api.problems import Kind, kind, problem_of
 from api.stores import StoreChecks
 from api.view_reader import DatabaseBusy, PositionWaits, ViewReader
+from domain.engine.contexts import has_personal_fields
+from domain.engine.personal.keys import Keys
 from infra.access import Access
 from infra.database.connect import parameters
 from infra.database.deadline import Connection, Pool
-from infra.domain_model.contexts import has_personal_fields
 from infra.errors import SamefoldError
 from infra.log.topics import Topic
-from infra.personal.keys import Keys
 from infra.processes.process_end import Parts
 from infra.settings import Settings
 from projections.engine.views.core_views import all_views

@@ -22,16 +22,17 @@ from psycopg_pool import AsyncConnectionPool
 
 from commands import release
 from commands.outcomes import ReadModelNotSetUp
+from domain.engine.contexts import has_personal_fields
 from infra.database.connect import named, naming
 from infra.database.deadline import ended_after
-from infra.domain_model.contexts import has_personal_fields
 from infra.errors import SamefoldError
 from infra.log import clients, topics
+from infra.log.contract import Contract, require_promised
 from infra.log.topics import Topic
 from infra.observability.logs import StatusLog
 from infra.settings import Settings
 from projections.engine.live.lag import VIEWS
-from projections.engine.live.startup import Contract, require_promised, set_difference
+from projections.engine.live.startup import set_difference
 from projections.engine.rebuild.switch import Pointer
 from projections.engine.store.command_types import CommandType
 from projections.engine.store.positions import AGENTS

@@ -17,11 +17,11 @@ from psycopg import AsyncConnection, errors
 from api.notifications import Moved, Notifications
 from api.problems import CALLERS_FAULT, STOPPING, kind
 from api.requests import watched
+from domain.engine.personal.keys import Keys
+from domain.engine.personal.tokens import key_ids, opened
 from infra.access import Rows
 from infra.database.connect import naming
 from infra.errors import SamefoldError
-from infra.personal.keys import Keys
-from infra.personal.tokens import key_ids, opened
 from infra.settings import Settings
 from projections.engine.live.lag import VIEWS
 from projections.engine.store.positions import STOPPED

@@ -48,7 +48,7 @@ def bench(
     from benchmarks.stage import Options, bench_on_own_stack
     from infra.processes.interrupts import one_interrupt
     from infra.settings import Settings
-    from infra.terminal import Stages
+    from tools.terminal import Stages
 
     if name not in (ALL, *NAMES):
         raise typer.BadParameter(f"there is no benchmark {name!r}; there are {', '.join(NAMES)}, and {ALL}")

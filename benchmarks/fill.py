@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 
 from benchmarks.workload import OPEN, OVERDRAFT_LIMIT, Order, stream_of
 from domain.accounts import AccountOpened, Deposit, MoneyDeposited, MoneyWithdrawn, OpenAccount, Withdraw
-from infra.domain_model.versions import stored_type
+from domain.engine.versions import stored_type
 from infra.errors import SamefoldError
 from infra.log import clients
 from infra.log.partitioner import partition_of

@@ -15,7 +15,8 @@ from confluent_kafka.admin import NewTopic
 from benchmarks.stage import World
 from infra.database.connect import Connection, connect
 from infra.log import clients
-from projections.engine.live.startup import Contract, ensure_started
+from infra.log.contract import Contract
+from projections.engine.live.startup import ensure_started
 from projections.engine.views.core_views import agent_views
 
 COMMAND = b'{"samefold":"command/1","id":"%032x","stream":"accounts/000001","type":"Deposit","data":{"cents":1}}'

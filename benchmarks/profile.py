@@ -17,10 +17,10 @@ from typing import Any
 import psycopg
 
 from benchmarks.processes import Process
-from infra.dev.postgres import binaries
-from infra.dev.stack import Stack
 from infra.errors import SamefoldError
-from infra.terminal import stderr
+from tools.dev.postgres import binaries
+from tools.dev.stack import Stack
+from tools.terminal import stderr
 
 RATE = 100
 """Samples a second."""

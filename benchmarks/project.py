@@ -20,7 +20,8 @@ from benchmarks.results import Aim, Result, Sample, middle
 from benchmarks.stage import Bench, World
 from benchmarks.workload import Ledger, Order, history
 from infra.database.connect import connect
-from projections.engine.live.startup import Contract, ensure_started
+from infra.log.contract import Contract
+from projections.engine.live.startup import ensure_started
 from projections.engine.views.core_views import all_views
 from projections.engine.views.view import CORE
 

@@ -17,7 +17,8 @@ from benchmarks.results import Aim, Result, Sample, middle
 from benchmarks.stage import Bench, World
 from benchmarks.workload import Ledger, Order, history
 from infra.database.connect import connect
-from projections.engine.live.startup import Contract, ensure_started
+from infra.log.contract import Contract
+from projections.engine.live.startup import ensure_started
 from projections.engine.views.core_views import agent_views
 
 STREAMS = 200_000

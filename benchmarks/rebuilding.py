@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from benchmarks.child import flags, tell
 from benchmarks.other_code import VIEW
 from benchmarks.processes import Cpu
-from projections.engine.rebuild.engines import Engine, Local
+from infra.processes.engines import Engine, Local
 
 MASTER = "local[2]"
 

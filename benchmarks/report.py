@@ -20,9 +20,9 @@ from rich.table import Table
 from benchmarks.plot import draw
 from benchmarks.results import Result, rounded
 from benchmarks.stage import Options
-from infra.dev.jars import KAFKA
-from infra.dev.postgres import VERSION
-from infra.terminal import print_json, stderr, stdout
+from spark_jobs.jars import KAFKA
+from tools.dev.postgres import VERSION
+from tools.terminal import print_json, stderr, stdout
 
 QUIET = 0.5
 """A load average above this at the start means that something else runs."""

@@ -19,13 +19,13 @@ import psycopg
 from benchmarks.other_code import FIRST
 from benchmarks.processes import Cpu, Process
 from benchmarks.profile import Profile
-from infra.database import migrate
-from infra.dev.stack import Stack
 from infra.log import topics
 from infra.log.topics import Topic
+from infra.processes.engines import Progress
 from infra.settings import Settings
-from projections.engine.rebuild.engines import Progress
 from projections.engine.views.view import CORE
+from tools.dev.stack import Stack
+from tools.migrations import migrate
 
 PARTITIONS = 8
 SHARED_BUFFERS = 4 * 2**30

@@ -23,16 +23,16 @@ from pydantic import ValidationError
 from commands.intake import bad_client_name, bad_relation, fingerprint_of, require_members_once
 from commands.outcomes import ReadModelNotSetUp, outcomes_of
 from commands.sealing import Unsealed, holds_token
+from domain.engine.contexts import contexts, has_personal_fields
+from domain.engine.personal.fields import is_personal
+from domain.engine.personal.keys import DataKey, Keys, SubjectForgotten, not_forgotten
+from domain.engine.versions import stored_type, summary
 from infra.database.connect import connect, naming
-from infra.domain_model.contexts import contexts, has_personal_fields
-from infra.domain_model.versions import stored_type, summary
 from infra.errors import SamefoldError
 from infra.log import clients
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, encode
 from infra.log.topics import describe
-from infra.personal.fields import is_personal
-from infra.personal.keys import DataKey, Keys, SubjectForgotten, not_forgotten
 from infra.settings import Settings
 
 CHUNK = 5_000

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from commands.intake import Received, hidden_difference, holds_nul, reason
+from domain.engine.storable import encode as encode_value
+from domain.engine.storable import require_same
 from domain.language import Refusal
-from infra.domain_model.storable import encode as encode_value
-from infra.domain_model.storable import require_same
 from infra.errors import in_words
 from infra.log.records import Commit, EventRecord, Reason, encode
 from infra.processes.time_limit import FAULTS, SLOW, TooSlow, watched

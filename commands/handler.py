@@ -45,11 +45,12 @@ from commands.writer import (
     Wait,
     Writer,
 )
+from domain.engine.contexts import RECORDED
 from infra.archive.manifest import ends_of
 from infra.database.connect import DatabaseUnavailable, connect, named, passes
-from infra.domain_model.contexts import RECORDED
 from infra.errors import SamefoldError
 from infra.log import clients, topics
+from infra.log.contract import Contract, check_contract
 from infra.log.records import Headers, Opening, Record, encode
 from infra.log.source import read_range
 from infra.observability import logs, metrics, tracing
@@ -58,7 +59,6 @@ from infra.processes.garbage_collector import collect_seldom
 from infra.processes.process_end import AGAIN, exit_code_of
 from infra.processes.time_limit import limit_calls
 from infra.settings import Settings
-from projections.engine.live.startup import Contract, check_contract
 from projections.engine.store.command_types import CommandType, make_types_live
 
 log = logging.getLogger(__name__)

@@ -22,9 +22,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import TypeAdapter, ValidationError
 
-from infra.domain_model.contexts import Context, contexts
-from infra.domain_model.value_limits import within_limits
-from infra.domain_model.versions import summary
+from domain.engine.contexts import Context, contexts
+from domain.engine.value_limits import within_limits
+from domain.engine.versions import summary
 from infra.errors import in_words
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, Headers, Reason, Record, decode_command

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from commands.decision import Versioned
-from infra.domain_model.contexts import Context, decode_event
+from domain.engine.contexts import Context, decode_event
 from infra.log.records import Commit, EventRecord
 from infra.log.rule import Counted, Reading
 from infra.processes.time_limit import watched

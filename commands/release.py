@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping
 from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, KafkaException
 from confluent_kafka.admin import AdminClient, ConsumerGroupListing
 
-from infra.domain_model.contexts import contexts
+from domain.engine.contexts import contexts
 from infra.errors import SamefoldError
 from infra.log import names
 from infra.log.topics import Admin

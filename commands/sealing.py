@@ -15,12 +15,12 @@ import msgspec
 from pydantic import TypeAdapter, ValidationError
 
 from commands.intake import require_members_once
-from infra.domain_model.value_limits import within_limits
-from infra.domain_model.versions import summary
+from domain.engine.personal.fields import sealed_validator, subject_field
+from domain.engine.personal.keys import DataKey
+from domain.engine.personal.tokens import FALLBACK, PREFIX, sealed
+from domain.engine.value_limits import within_limits
+from domain.engine.versions import summary
 from infra.log.records import Command
-from infra.personal.fields import sealed_validator, subject_field
-from infra.personal.keys import DataKey
-from infra.personal.tokens import FALLBACK, PREFIX, sealed
 
 _adapter: Callable[[type], TypeAdapter[Any]] = cache(TypeAdapter)
 

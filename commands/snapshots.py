@@ -15,8 +15,8 @@ from psycopg import sql
 
 from commands.decision import Versioned
 from commands.writer import Snapshot
-from infra.domain_model.contexts import contexts, unreadable_state
-from infra.domain_model.storable import decoder
+from domain.engine.contexts import contexts, unreadable_state
+from domain.engine.storable import decoder
 from infra.log.rule import Reading
 from projections.engine.store.command_types import CommandType, live_types, own_types
 from projections.engine.store.event_types import foldable_types, own_event_types

@@ -20,7 +20,7 @@ import msgspec
 from commands.decision import Decided, Versioned, decide, is_slow
 from commands.intake import Received
 from commands.overlay import Inconsistent, Overlay
-from infra.domain_model.contexts import UnknownEvent, UnreadableEvent
+from domain.engine.contexts import UnknownEvent, UnreadableEvent
 from infra.log.records import Headers, Opening, Reason, Record, decode_event
 from infra.log.rule import Reading, read
 from projections.engine.store.command_types import CommandType

@@ -11,7 +11,7 @@ import msgspec
 from demo import generate
 from demo.data import Transaction, read, real_data
 from domain import accounts
-from infra.domain_model.versions import stored_type
+from domain.engine.versions import stored_type
 from infra.log.records import Command
 
 OVERDRAFT_LIMIT = 5_000_00

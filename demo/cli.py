@@ -52,7 +52,7 @@ def demo(
     from demo.run import Options, run
     from infra.processes.interrupts import one_interrupt
     from infra.settings import Settings
-    from infra.terminal import print_json, stdout
+    from tools.terminal import print_json, stdout
 
     if data is not None and seed is not None:
         raise typer.BadParameter("--data and --seed exclude each other.")

@@ -18,8 +18,8 @@ from demo.generate import Totals
 from demo.sending import Answer
 from demo.transfers import OURS
 from domain.accounts import OpenAccount
+from domain.engine.versions import stored_type
 from infra.database.connect import connect, patient_ms
-from infra.domain_model.versions import stored_type
 from infra.log.records import Command
 from infra.log.rule import START, read
 from infra.log.source import read_range

@@ -242,7 +242,7 @@ class CommandLine:
         """The command's output. An interrupt ends the command with all that it started. Raises CommandFailed."""
         typed = f"samefold {' '.join(arguments)}"
         with subprocess.Popen(
-            [sys.executable, "-c", "from infra.cli import main; main()", *arguments],
+            [sys.executable, "-c", "from tools.cli import main; main()", *arguments],
             cwd=self._folder,
             env=self._environment,
             stdin=subprocess.DEVNULL,

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from demo import tree
 from demo.crew import Role
-from infra.terminal import stdout
+from tools.terminal import stdout
 
 if TYPE_CHECKING:
     from demo.load import Kill

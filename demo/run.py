@@ -23,17 +23,17 @@ from demo.report import Reporter
 from demo.sending import Sending
 from demo.transfers import Moved, Transfers
 from demo.watch import Watch
-from infra.database import migrate
-from infra.dev.process import free_ports
-from infra.dev.stack import Stack, make_folder
 from infra.errors import SamefoldError
 from infra.log import topics
 from infra.log.records import Command
 from infra.settings import Settings
-from infra.terminal import progress
 from projections.engine.rebuild.rebuild import Rebuilt, rebuild
 from projections.engine.verify.verify import Verified, verify
 from projections.engine.views.core_views import all_views
+from tools.dev.process import free_ports
+from tools.dev.stack import Stack, make_folder
+from tools.migrations import migrate
+from tools.terminal import progress
 
 FOLDER = "demo"
 REBUILT = "balances"

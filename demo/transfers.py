@@ -13,8 +13,8 @@ import msgspec
 from commands.client import Sender, wait_for
 from demo.watch import Watch
 from domain import accounts, transfers
+from domain.engine.versions import stored_type
 from infra.database.connect import connect
-from infra.domain_model.versions import stored_type
 from infra.errors import SamefoldError
 from infra.log.records import Command
 from infra.settings import Settings

@@ -17,7 +17,7 @@ VIEW = "balances"
 COLUMN = "deposited"
 """The next release's additional column: all that was ever deposited into an account in CZK, in cents."""
 
-PACKAGES = ("domain", "commands", "policies", "projections", "api", "spark_jobs", "infra")
+PACKAGES = ("domain", "commands", "policies", "projections", "api", "spark_jobs", "infra", "tools")
 ACCOUNTS, BALANCES = "domain/accounts.py", f"projections/{VIEW}.py"
 EDITS: Mapping[str, Sequence[tuple[str, str]]] = {
     ACCOUNTS: (

@@ -1,4 +1,4 @@
 """The business rules: one pure file per bounded context, on the standard library and pydantic alone.
 
-Yours, except `language.py`, which is Samefold's.
+Yours, except `language.py` and `engine/`, which are Samefold's.
 """

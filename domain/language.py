@@ -57,7 +57,7 @@ SubjectId = Annotated[
 """The command's field that says whose its personal values are. Without one they are its stream's: `customers/ada`."""
 
 TOKEN = re.compile(r"~Personal~1~([0-9a-f]{16})~([A-Za-z0-9_-]+)~([A-Za-z0-9_-]*)~")
-"""A sealed value: id of its key, what is encrypted, and its fallback (infra/personal/tokens.py). In another case it is none."""
+"""A sealed value: id of its key, what is encrypted, and its fallback (engine/personal/tokens.py). In another case it is none."""
 
 SEALED: Final = "sealed"
 """As a validation's context: a personal value passes only if it is sealed, or empty."""

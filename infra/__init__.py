@@ -1,4 +1,5 @@
-"""What the rest stands on: settings, the log, the database, the embedded development stack, the command line.
+"""The ground floor: settings, errors, the log, the archive, the database, observability, processes, TLS. It imports nothing of the
+floors above.
 
 Samefold's: an update replaces it.
 """

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from infra.testing.rings import RINGS
 from proofs.mutations import MUTATIONS
 from proofs.patches import ROOT
+from tools.testing.rings import RINGS
 
 PAGE = ROOT / "docs" / "guarantees.md"
-FOLDERS = ("tests", "proofs", "demo", "benchmarks", "infra")
+FOLDERS = ("tests", "proofs", "demo", "benchmarks", "tools")
 NAMED = re.compile(r"`(?:[\w/]+/)?(test_\w+\.py)(?:::(test_\w+)| -k (\w+))?`")
 MODELS = ("The write side under a model checker", "The read side under a model checker")
 """Sections whose tables have no column of tests: one test has a trace for each guarantee that was switched off."""

@@ -25,13 +25,13 @@ from typing import NamedTuple
 
 import httpx
 
-from infra.dev.process import free_ports
-from infra.dev.stack import Stack
 from infra.settings import PREFIX
-from infra.testing.fixtures import world_of
-from infra.testing.waiting import until
 from proofs.patches import ROOT
 from tests.engine.api.front import is_ready
+from tools.dev.process import free_ports
+from tools.dev.stack import Stack
+from tools.testing.fixtures import world_of
+from tools.testing.waiting import until
 
 TOGETHER = 40
 """Services of one town."""
@@ -241,7 +241,7 @@ def running(faults: Sequence[Fault], folder: Path, stack: Stack) -> Iterator[htt
         others = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
         ours = {f"{PREFIX}DECIDE_LIMIT_S": LIMIT_S, f"{PREFIX}MAX_COMMAND_BYTES": "900000", "PYTHONPATH": str(tree)}
         environment = others | world.environment() | ours
-        samefold = [sys.executable, "-c", "from infra.cli import main; main()"]
+        samefold = [sys.executable, "-c", "from tools.cli import main; main()"]
 
         def run(*arguments: str) -> None:
             done = subprocess.run(

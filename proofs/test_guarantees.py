@@ -6,9 +6,9 @@ from collections import defaultdict
 
 import pytest
 
-from infra.testing.rings import RINGS
 from proofs.guarantees import PAGE, fastest, guarantees, rings, table
 from proofs.patches import ROOT
+from tools.testing.rings import RINGS
 
 FIRST_LINE = re.compile(r"make ((?:test|test-all|prove)(?: \+ (?:test-all|prove))*): \S.*")
 

@@ -14,9 +14,7 @@ from types import ModuleType
 
 import pytest
 
-from infra.dev.stack import Stack
-from infra.domain_model.contexts import Context, context_of
-from infra.testing.fixtures import SEED
+from domain.engine.contexts import Context, context_of
 from projections.engine.fold.errors import EngineStop
 from projections.engine.views.core_views import outcomes_view, snapshot_view
 from projections.engine.views.view import View, view_of
@@ -38,6 +36,8 @@ from proofs.one_fold.histories import history
 from proofs.one_fold.run import mixed, skips_of
 from proofs.one_fold.values import COLUMNS, SUMS
 from proofs.patches import Edit, edited
+from tools.dev.stack import Stack
+from tools.testing.fixtures import SEED
 
 NUMBER = 314159
 HISTORIES = 12

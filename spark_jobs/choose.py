@@ -1,6 +1,6 @@
 """The choice of the engine that a command runs on.
 
-    with engine_for(engine, master, processes) as engines:
+    with engine_for(engine, master, processes, tell=print) as engines:
         rebuild(settings, names, views, engine_for=engines, processes=processes, …)
 
 Spark, where it is chosen, starts at the first call and stops at the end of the `with`.
@@ -14,9 +14,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Literal, get_args
 
 from infra.errors import SamefoldError
+from infra.processes.engines import Engine, EngineFor, Local
 from infra.settings import Settings
-from infra.terminal import stderr
-from projections.engine.rebuild.engines import Engine, EngineFor, Local
 from spark_jobs.session import LOCAL, is_local, session, submitted
 
 Name = Literal["auto", "local", "spark"]
@@ -39,9 +38,9 @@ def engine_for(
     master: str | None = None,
     processes: int | None = None,
     *,
-    tell: Callable[[str], None] | None = None,
+    tell: Callable[[str], None],
 ) -> Iterator[EngineFor]:
-    """An EngineFor that chooses between `auto`, `local` and `spark`, and reports choice and reason by `tell` (standard error).
+    """An EngineFor that chooses between `auto`, `local` and `spark`, and reports choice and reason by `tell`.
 
     `master` is by default the setting `spark_master`. Raises WrongEngine.
     """
@@ -55,7 +54,7 @@ def engine_for(
 
         def choice(records: int) -> Engine:
             use_spark, why = choose(engine, master, processes, records)
-            (tell or _print)(why)
+            tell(why)
             if not use_spark:
                 return Local(processes)
             if not started:
@@ -92,7 +91,3 @@ def _duration(seconds: float) -> str:
     if seconds < 1:
         return "less than a second"
     return f"about {seconds:,.0f} s" if seconds < 120 else f"about {seconds / 60:,.0f} min"
-
-
-def _print(text: str) -> None:
-    stderr.print(text, soft_wrap=True, markup=False)

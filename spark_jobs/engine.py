@@ -16,9 +16,9 @@ from psycopg import sql
 from infra.database.connect import connect, naming
 from infra.errors import SamefoldError
 from infra.processes.code_identity import CODE
+from infra.processes.engines import Argument
 from infra.processes.services import Services, WrongDatabase
-from projections.engine.rebuild.engines import Argument
-from projections.engine.rebuild.workers import Advance
+from infra.processes.workers import Advance
 from spark_jobs.session import SparkUnfit, first_line, is_local
 from spark_jobs.task import CodeMissing, Failure, Returned, Task, pack
 

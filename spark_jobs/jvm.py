@@ -20,8 +20,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from infra.dev.java import find_java, utf8
 from infra.errors import SamefoldError
+from infra.processes.java import find_java, utf8
 
 POLL_S = 0.05
 END_S = 10.0

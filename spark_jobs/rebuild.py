@@ -2,7 +2,7 @@
 
 import sys
 
-from infra.cli import main
+from tools.cli import main
 
 if __name__ == "__main__":
     sys.argv[1:1] = ["rebuild", "--engine", "spark"]

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from infra.dev.jars import connector
 from infra.errors import SamefoldError
 from infra.log.rule import Reading
 from infra.settings import PREFIX, Settings
+from spark_jobs.jars import connector
 from spark_jobs.session import submitted
 
 MOST_OFFSETS = 100_000

@@ -16,11 +16,11 @@ from infra.database.connect import Connection, DatabaseUnavailable, connect
 from infra.errors import BadSettings, NotConfigured, SamefoldError
 from infra.log.clients import KafkaUnavailable
 from infra.processes.code_identity import require_code
+from infra.processes.engines import Argument
+from infra.processes.memory import folding
 from infra.processes.services import Services
+from infra.processes.workers import Advance
 from infra.settings import Settings
-from projections.engine.fold.memory import folding
-from projections.engine.rebuild.engines import Argument
-from projections.engine.rebuild.workers import Advance
 
 REPORT_S = 1.0
 PASSING = (KafkaUnavailable, DatabaseUnavailable)

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from access import may_read, may_send
 from domain.accounts import Withdraw
+from domain.engine.contexts import contexts
 from domain.standing_orders import CancelStandingOrder
 from domain.transfers import RequestTransfer
 from infra.access import Caller, Row, Rows
-from infra.domain_model.contexts import contexts
-from infra.testing.facts import facts
 from projections.engine.views.core_views import all_views
+from tools.testing.facts import facts
 
 ADA = Caller("ada")
 TELLER = Caller("tom", frozenset({"teller"}))

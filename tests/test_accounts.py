@@ -51,7 +51,7 @@ from domain.accounts import (
     evolve,
 )
 from domain.language import Refusal
-from infra.testing.facts import facts, members
+from tools.testing.facts import facts, members
 
 TODAY = date(1993, 1, 31)
 RENT = Details(operation="transfer out", purpose="household", counter_bank="YZ", counter_account="87144583")

@@ -28,9 +28,9 @@ from domain.standing_orders import (
     evolve,
 )
 from domain.transfers import RequestTransfer, SameAccount
-from infra.testing.facts import facts, members
 from policies.engine import At, Send
 from policies.standing_orders import react
+from tools.testing.facts import facts, members
 
 LAST_OF_JANUARY, LAST_OF_FEBRUARY = date(2027, 1, 31), date(2027, 2, 28)
 PLACED = StandingOrderPlaced(source="ada", target="bob", cents=900, first=LAST_OF_JANUARY)

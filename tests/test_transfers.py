@@ -30,6 +30,7 @@ from domain.accounts import (
     Withdraw,
     change,
 )
+from domain.engine.contexts import contexts
 from domain.language import Refusal
 from domain.transfers import (
     Command,
@@ -57,11 +58,10 @@ from domain.transfers import (
     decide,
     evolve,
 )
-from infra.domain_model.contexts import contexts
-from infra.testing.facts import facts, members
 from policies.engine import At, Post, Send
 from policies.engine.policy import discover
 from policies.transfers import react
+from tools.testing.facts import facts, members
 
 TODAY = date(2026, 11, 23)
 

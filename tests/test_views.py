@@ -38,7 +38,6 @@ from domain.transfers import (
     TransferRequested,
     TransferTimedOut,
 )
-from infra.testing.facts import facts, members
 from projections import balances, daily_totals, statement
 from projections import transfers as transfers_view
 from projections.balances import Balance
@@ -46,6 +45,7 @@ from projections.daily_totals import DailyTotal
 from projections.engine import At
 from projections.statement import Line
 from projections.transfers import Transfer
+from tools.testing.facts import facts, members
 
 MONDAY, TUESDAY, FRIDAY, SUNDAY = (date(1993, 2, day) for day in (1, 2, 5, 7))
 RENT = Details(operation="transfer out", purpose="household", counter_bank="YZ", counter_account="87144583")

@@ -50,9 +50,9 @@ from infra.log.records import Commit, encode
 from infra.log.rule import START, read
 from infra.log.topics import describe, ensure
 from infra.settings import Settings
-from infra.testing.fixtures import SEED, Samefold
-from infra.testing.waiting import DEADLINE_S, until
 from tests.engine import spine
+from tools.testing.fixtures import SEED, Samefold
+from tools.testing.waiting import DEADLINE_S, until
 
 ACCOUNTS = 20
 COUNT = 400

@@ -13,8 +13,8 @@ from benchmarks import overload_client
 from benchmarks.http_client import Exchange, ask_all, deposit
 from benchmarks.overload_client import Load
 from benchmarks.workload import deposits
-from infra.testing.fixtures import SEED
 from proofs.kit import posts_answered
+from tools.testing.fixtures import SEED
 
 ACCOUNTS = 20
 COUNT = 300

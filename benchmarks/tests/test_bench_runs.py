@@ -21,9 +21,9 @@ from benchmarks.profile import Profile
 from benchmarks.results import Result
 from benchmarks.stage import Bench, Options
 from benchmarks.workload import Ledger, Order
-from infra.dev.stack import Stack
-from infra.testing.fixtures import SEED
-from projections.engine.rebuild.engines import Silent
+from infra.processes.engines import Silent
+from tools.dev.stack import Stack
+from tools.testing.fixtures import SEED
 
 pytestmark = pytest.mark.prove(part="bench-self")
 

@@ -21,13 +21,13 @@ import pytest
 
 from demo import generate
 from demo.data import read, real_data
-from infra.dev.process import free_ports
-from infra.dev.stack import Stack
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT, Samefold
-from infra.testing.waiting import DEADLINE_S, until
 from tests.engine.pages.curl import curl
 from tests.engine.service.oracle import Verdict, judge
+from tools.dev.process import free_ports
+from tools.dev.stack import Stack
+from tools.testing.fixtures import ROOT, Samefold
+from tools.testing.waiting import DEADLINE_S, until
 
 LIMIT = Decimal(5_000)
 
@@ -125,7 +125,7 @@ def assert_the_printed_lines_work(place: Settings, printed: str) -> None:
 
     def start(line: str) -> subprocess.Popen[bytes]:
         assert line in lines, printed
-        program = [sys.executable, "-c", "from infra.cli import main; main()", *line.split()[1:]]
+        program = [sys.executable, "-c", "from tools.cli import main; main()", *line.split()[1:]]
         return subprocess.Popen(program, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     assert start("samefold dev up").wait(DEADLINE_S) == 0
@@ -229,7 +229,7 @@ def test_interrupted_it_leaves_nothing_running(
     number: signal.Signals, moment: str, spark: bool, few: Path, place: Settings
 ) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", "from infra.cli import main; main()", "demo", "--data", str(few), "--kills", "0"],
+        [sys.executable, "-c", "from tools.cli import main; main()", "demo", "--data", str(few), "--kills", "0"],
         env=os.environ | place.environment() | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

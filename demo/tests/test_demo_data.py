@@ -19,9 +19,9 @@ from demo.bank import command_for, commands_of
 from demo.data import COLUMNS, BadTransactions, Transaction, read, real_data, to_cents
 from demo.generate import ACCOUNTS, TRANSACTIONS, Totals, generate, totals, write
 from domain.accounts import ChargeFee, CreditInterest, Deposit, Details, State, Withdraw, decide, evolve
+from domain.engine.contexts import contexts
+from domain.engine.versions import stored_type
 from domain.language import Refusal
-from infra.domain_model.contexts import contexts
-from infra.domain_model.versions import stored_type
 from tests.engine.service.oracle import judge
 
 pytestmark = pytest.mark.slow

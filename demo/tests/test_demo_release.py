@@ -18,8 +18,8 @@ from demo import release, tree
 from demo.proof import Key
 from demo.release import Bodies, CommandFailed, CommandLine, Released, Sums, judge
 from infra.log.records import Command
-from infra.testing.fixtures import ROOT
-from infra.testing.waiting import until
+from tools.testing.fixtures import ROOT
+from tools.testing.waiting import until
 
 COMMANDS = [Command(f"meanwhile-{n}", "accounts/1", "Deposit", msgspec.Raw(b"{}")) for n in range(3)]
 KEYS = [("accounts/1", command.id) for command in COMMANDS]
@@ -107,9 +107,9 @@ def test_a_command_that_takes_too_long_is_ended_with_all_that_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tree whose command line starts another process, as a Spark driver does, and waits for it."""
-    (tmp_path / "infra").mkdir()
-    (tmp_path / "infra" / "__init__.py").touch()
-    (tmp_path / "infra" / "cli.py").write_text(
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "__init__.py").touch()
+    (tmp_path / "tools" / "cli.py").write_text(
         "import subprocess, sys\n"
         "def main(): subprocess.run([sys.executable, '-c', CHILD])\n"
         "CHILD = 'import os, pathlib, time; pathlib.Path(\"child\").write_text(str(os.getpid())); time.sleep(600)'\n"

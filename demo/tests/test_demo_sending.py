@@ -14,8 +14,8 @@ from demo import sending as module
 from demo.sending import Answer, Sending, Unanswered, Unexpected
 from infra.log.records import Command
 from infra.settings import Settings
-from infra.testing.waiting import DEADLINE_S, until
 from proofs.kit import posts_answered
+from tools.testing.waiting import DEADLINE_S, until
 
 Log = list[tuple[str, str]]
 """What came into the log, as (account, id), by whichever way."""

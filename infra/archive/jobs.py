@@ -9,9 +9,9 @@ from infra.archive.read import Checked, Portion, check_partition
 from infra.archive.store import adopt
 from infra.archive.write import Archived, archive_partition, shares
 from infra.database.connect import connect, naming
+from infra.log.contract import require_contract
+from infra.processes.engines import EngineFor, Local, Progress, Silent
 from infra.settings import Settings
-from projections.engine.live.startup import require_contract
-from projections.engine.rebuild.engines import EngineFor, Local, Progress, Silent
 
 
 def archive_log(

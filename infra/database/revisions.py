@@ -17,7 +17,7 @@ from infra.errors import SamefoldError
 ROOT = Path(__file__).parents[2]
 CORE, VIEWS = "core", "views"
 BRANCHES: Final = {
-    CORE: ROOT / "infra" / "database" / "migrations" / "versions",
+    CORE: ROOT / "infra" / "database" / "migrations",
     VIEWS: ROOT / "projections" / "migrations",
 }
 """The folder of each branch's migrations."""

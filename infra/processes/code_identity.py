@@ -24,15 +24,7 @@ class WrongCode(SamefoldError):
 
 def _sources() -> Iterator[tuple[str, Traversable]]:
     """What decodes, folds and writes, by path; a checkout may as well be a zip file."""
-    for package in (
-        "domain",
-        "projections",
-        "infra.domain_model",
-        "infra.log",
-        "infra.archive",
-        "infra.personal",
-        "spark_jobs",
-    ):
+    for package in ("domain", "projections", "infra.log", "infra.archive", "spark_jobs"):
         waiting = [(package.replace(".", "/"), files(package))]
         while waiting:
             path, folder = waiting.pop()

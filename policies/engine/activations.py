@@ -21,14 +21,14 @@ import msgspec
 from infra.database.connect import Connection, connect, naming
 from infra.errors import SamefoldError
 from infra.log import clients, topics
+from infra.log.contract import Contract, check_contract, require_contract
 from infra.log.records import ENVELOPE, time_of, unreadable
 from infra.log.rule import START, Reading, read
 from infra.log.source import read_range
+from infra.processes.engines import Progress, Silent
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
 from policies.engine.policy import Policy, agent_of, discover
-from projections.engine.live.startup import Contract, check_contract, require_contract
-from projections.engine.rebuild.engines import Progress, Silent
 from projections.engine.store.positions import lock_positions, read_positions, set_generation
 from projections.engine.views.view import CORE
 

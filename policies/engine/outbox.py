@@ -25,13 +25,13 @@ from msgspec import UNSET
 from pydantic import ValidationError
 
 from commands.intake import bad_name, fingerprint_of
+from domain.engine.contexts import Context, contexts
+from domain.engine.personal.fields import sealed_validator
+from domain.engine.storable import Lost, encode, require_same
+from domain.engine.versions import stored_type, summary
 from domain.language import Refusal
 from infra.database.connect import Connection
-from infra.domain_model.contexts import Context, contexts
-from infra.domain_model.storable import Lost, encode, require_same
-from infra.domain_model.versions import stored_type, summary
 from infra.log.records import Command, Commit, time_of
-from infra.personal.fields import sealed_validator
 from infra.settings import ENDPOINT_NAME
 from policies.engine import posts
 from policies.engine.dead_letters import DeadReason, tell_dead

@@ -17,8 +17,8 @@ from types import ModuleType
 from typing import Any, Literal
 
 import policies
+from domain.engine.contexts import contexts
 from domain.language import Refusal
-from infra.domain_model.contexts import contexts
 from infra.errors import SamefoldError
 from projections.engine.fold.errors import POLICY
 from projections.engine.views.columns import hints_of

@@ -25,12 +25,12 @@ from msgspec import Meta
 from pydantic import TypeAdapter
 from pydantic.dataclasses import is_pydantic_dataclass
 
+from domain.engine import storable
+from domain.engine.contexts import contexts
+from domain.engine.personal.tokens import may_hold
 from domain.language import REMOVED
-from infra.domain_model import storable
-from infra.domain_model.contexts import contexts
 from infra.errors import SamefoldError, in_words
 from infra.log.rule import Counted
-from infra.personal.tokens import may_hold
 from infra.processes.time_limit import FAULTS, watched
 from infra.settings import Settings
 from policies.engine.policy import PUBLIC, BadPolicy, Public, subscribed, version_of

@@ -25,13 +25,13 @@ from typing import NamedTuple, TypeVar
 import httpx
 from standardwebhooks.webhooks import Webhook
 
+from domain.engine.contexts import has_personal_fields
+from domain.engine.personal.keys import Keys
+from domain.engine.personal.tokens import key_ids, opened
 from infra.database.connect import Connection, DatabaseUnavailable, connect, naming
-from infra.domain_model.contexts import has_personal_fields
 from infra.errors import SamefoldError, in_words
 from infra.log.clients import KafkaUnavailable
 from infra.observability import logs, metrics
-from infra.personal.keys import Keys
-from infra.personal.tokens import key_ids, opened
 from infra.settings import Endpoint, Settings
 from policies.engine import posts
 from policies.engine.dead_letters import DeadReason

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from infra.database.connect import Connection
+from infra.log.contract import Contract, check_contract
 from infra.log.records import Record
 from infra.log.rule import Reading
 from infra.log.topics import Admin
@@ -31,7 +32,6 @@ from policies.engine.policy import Policy
 from projections.engine.fold.errors import POLICY, EngineStop, OtherCode
 from projections.engine.live.agent import Agent
 from projections.engine.live.reader import Reader
-from projections.engine.live.startup import Contract, check_contract
 from projections.engine.live.worker import Worker
 from projections.engine.store.positions import Live, Positions, read_positions
 

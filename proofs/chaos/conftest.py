@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from infra.testing.fixtures import SEED
-from infra.testing.waiting import DEADLINE_S
 from proofs.chaos.armed import STUMBLING
 from proofs.chaos.field import Field
 from proofs.chaos.ground import Ground, ground_in
+from tools.testing.fixtures import SEED
+from tools.testing.waiting import DEADLINE_S
 
 
 # of the package, not of the session: what runs in it must have ended before other tests put models in the place of psycopg

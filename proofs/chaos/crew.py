@@ -13,12 +13,12 @@ from pathlib import Path
 
 import psutil
 
-from infra.dev.process import free_ports
 from infra.processes.supervisor import Child
 from infra.settings import Settings
 from proofs.chaos.armed import LACKING, SOCKET, Control
 from proofs.kit import Supervised
 from proofs.patches import ROOT
+from tools.dev.process import free_ports
 
 STOPPED = psutil.STATUS_STOPPED
 FENCED = "was fenced out of its group"
@@ -67,7 +67,7 @@ class Crew(Supervised):
 
     def samefold(self, output: Path, *arguments: str) -> subprocess.Popen[bytes]:
         """The command line, as a process of its own whose output is in a file."""
-        return self._start(output, ["-c", "from infra.cli import main; main()", *arguments], stdin=subprocess.DEVNULL)
+        return self._start(output, ["-c", "from tools.cli import main; main()", *arguments], stdin=subprocess.DEVNULL)
 
     def _start(self, output: Path, arguments: Sequence[str], stdin: int) -> subprocess.Popen[bytes]:
         with output.open("ab") as file:

@@ -15,7 +15,6 @@ from typing import Self
 import psycopg
 
 from infra.database.connect import DatabaseUnavailable, connect
-from infra.database.migrate import upgrade
 from infra.log import topics
 from infra.processes.faultpoints import Point
 from infra.processes.supervisor import Child
@@ -34,6 +33,7 @@ from proofs.chaos.policy_judge import is_at_rest
 from proofs.chaos.report import COMMANDS, SNAPSHOTS, Effects
 from proofs.chaos.tail import Mark, Progress, Tail
 from proofs.kit import name_of
+from tools.migrations.migrate import upgrade
 
 PATIENCE_S = 60.0
 """To recover from anything; longer is a violation (F)."""

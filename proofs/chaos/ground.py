@@ -14,14 +14,14 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
-from infra.dev.kafka import HOST, Front, Kafka
-from infra.dev.postgres import USER
-from infra.dev.process import free_ports
-from infra.dev.stack import Stack
 from infra.settings import PREFIX, Settings
 from proofs.chaos.armed import Control
 from proofs.chaos.proxy import Proxy
 from proofs.chaos.wires import KafkaWire, PostgresWire
+from tools.dev.kafka import HOST, Front, Kafka
+from tools.dev.postgres import USER
+from tools.dev.process import free_ports
+from tools.dev.stack import Stack
 
 SOCKET = ".s.PGSQL.5432"
 SHORT = {

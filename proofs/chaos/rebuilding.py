@@ -2,7 +2,7 @@
 
 import sys
 
-from infra.cli import main
+from tools.cli import main
 
 if __name__ == "__main__":
     sys.argv = ["samefold", "rebuild", *sys.argv[3:], "--engine", "local", "--processes", "1", "--json"]

@@ -18,10 +18,10 @@ from typing import Literal, get_args
 import psutil
 
 from infra.database.connect import connect
-from infra.dev.kafka import Kafka
-from infra.dev.postgres import Postgres
 from proofs.chaos.field import Field
 from proofs.chaos.ledger import Sent
+from tools.dev.kafka import Kafka
+from tools.dev.postgres import Postgres
 
 Store = Literal["broker", "database"]
 How = Literal["frozen for 4 s", "frozen for 20 s", "stopped for 5 s", "restarted", "killed"]

@@ -10,12 +10,9 @@ import msgspec
 import pytest
 
 from infra.database.connect import connect
-from infra.dev.stack import Stack
 from infra.log import topics
 from infra.log.records import Command, EventRecord
 from infra.settings import Settings
-from infra.testing.fixtures import world_of
-from infra.testing.waiting import until
 from policies.engine.policy import discover
 from proofs.bank_oracle import Place
 from proofs.chaos.judge import Judge
@@ -26,6 +23,9 @@ from tests.engine import spine
 from tests.engine.api.api import agent
 from tests.engine.log import commit, opening
 from tests.engine.policies.test_policies import running
+from tools.dev.stack import Stack
+from tools.testing.fixtures import world_of
+from tools.testing.waiting import until
 
 ADA = "accounts/ada"
 SENT = [

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from infra.database.connect import connect
-from infra.testing.fixtures import SEED
 from proofs.chaos import process_faults, wire_faults
 from proofs.chaos.field import Field, NotReached
 from proofs.chaos.ground import Ground
 from proofs.chaos.ledger import Ledger
+from tools.testing.fixtures import SEED
 
 TABLES = ("command_outcomes_v3", "statement_v2")
 AGENT, HANDLER = "projections.engine.live.agent", "commands.handler"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.testing.waiting import until
 from proofs.chaos.ground import Ground
 from tests.engine.policies.publishers import Log, publisher, reader
+from tools.testing.waiting import until
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from commands.decision import Versioned, decide
 from commands.intake import Received
-from infra.domain_model.contexts import decode_event
+from domain.engine.contexts import decode_event
 from infra.log.records import Commit, Opening, Record, encode
 from infra.log.records import decode_event as decode_record
 from infra.log.rule import START, Reading, read

@@ -22,10 +22,10 @@ from psycopg.conninfo import make_conninfo
 from psycopg.pq import ConnStatus, TransactionStatus
 from psycopg.pq.abc import PGconn
 
-from infra.dev.postgres import Postgres
 from infra.settings import Settings
 from proofs.model_read.views import code
 from tests.engine.projections.viewkit import make_tables
+from tools.dev.postgres import Postgres
 
 Row = Mapping[str, Any]
 Tables = Mapping[str, list[Row]]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from infra.domain_model.contexts import contexts
+from domain.engine.contexts import contexts
 from projections.engine.views.core_views import outcomes_view, snapshot_view
 from projections.engine.views.view import View
 from tests.engine.projections.bankviews import view

@@ -18,12 +18,13 @@ import psycopg
 
 from infra.errors import SamefoldError
 from infra.log import clients, topics
+from infra.log.contract import Contract
 from infra.log.topics import Topic
+from infra.processes import workers
 from infra.settings import Settings
 from projections.engine.live import tail
-from projections.engine.live.startup import Contract, ensure_started
+from projections.engine.live.startup import ensure_started
 from projections.engine.rebuild import load as local
-from projections.engine.rebuild import workers
 from projections.engine.rebuild.rebuild import resume
 from projections.engine.views.core_views import code_set
 from projections.engine.views.view import View

@@ -19,12 +19,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from infra.dev.stack import Stack
 from proofs.one_fold.expect import Found
 from proofs.one_fold.generate import HistorySpec, histories, sources
+from tools.dev.stack import Stack
 
 ROOT = Path(__file__).parent.parent.parent
-PACKAGES = ("commands", "domain", "infra", "projections", "proofs", "spark_jobs", "tests")
+PACKAGES = ("commands", "domain", "infra", "projections", "proofs", "spark_jobs", "tests", "tools")
 AT_ONCE = 50
 """Histories in one log."""
 A_MINUTE = 200

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from infra.domain_model.contexts import Context
+from domain.engine.contexts import Context
 from infra.errors import SamefoldError
 from infra.log import rule, topics
 from infra.log.records import Record

@@ -12,16 +12,16 @@ from psycopg import sql
 from pydantic import SecretStr
 
 from infra.database.connect import connect
-from infra.database.migrate import upgrade
-from infra.dev.stack import Stack
 from infra.log import topics
 from infra.log.clients import producer
 from infra.settings import Settings
-from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.views.view import View
 from proofs.bank_oracle import Entry, Place, places_in
 from proofs.one_fold.expect import Parked, Skip
 from tests.engine.projections.bankviews import make_tables
+from tools.dev.stack import Stack
+from tools.migrations.migrate import upgrade
+from tools.testing.waiting import DEADLINE_S, until
 
 _numbers = count(1)
 """Of all places in one process: topics stay when they are no longer used."""

@@ -20,11 +20,9 @@ from typing import Any
 
 import msgspec
 
-from infra.dev.stack import Stack
 from infra.errors import SamefoldError
 from infra.log.records import EventRecord
 from infra.settings import PREFIX, Settings
-from infra.testing.fixtures import dev_env
 from projections.engine.fold.errors import PoisonEvent
 from projections.engine.operate.replaying import drop, replay
 from projections.engine.rebuild.rebuild import go_to, rebuild
@@ -39,6 +37,8 @@ from proofs.one_fold.generate import HistorySpec, context_name, view_name
 from proofs.one_fold.histories import history
 from proofs.one_fold.places import Places, live_tables, parked_of, places_of, read_log, rows_of, write_skips
 from spark_jobs.engine import Spark
+from tools.dev.stack import Stack
+from tools.testing.fixtures import dev_env
 
 PARTITIONS = 3
 OWN = re.compile(r"(?:streams_)?h(\d+)(?:_[a-z])?")

@@ -18,10 +18,10 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
-from infra.testing.fixtures import in_memory
 from proofs.weather.clock import start_under_the_clock
 from proofs.weather.endpoints import GONE, KINDS
 from proofs.weather.month import Month
+from tools.testing.fixtures import in_memory
 
 LENGTH = timedelta(days=30)
 SHORTEST, LONGEST = timedelta(minutes=1), timedelta(days=7)

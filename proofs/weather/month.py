@@ -22,19 +22,19 @@ import psycopg
 from commands.client import Sender
 from demo import tree
 from infra.database.connect import connect
-from infra.dev import process
-from infra.dev.stack import Stack
 from infra.log import topics
 from infra.log.records import Command
 from infra.processes import supervisor
 from infra.settings import Settings
-from infra.testing.fixtures import world_of
-from infra.testing.waiting import DEADLINE_S, until
 from policies.engine.activations import activations_of
 from proofs.kit import Supervised
 from proofs.weather import service
 from proofs.weather.clock import jump
 from proofs.weather.endpoints import NAMES, WELL, Endpoints, served
+from tools.dev import process
+from tools.dev.stack import Stack
+from tools.testing.fixtures import world_of
+from tools.testing.waiting import DEADLINE_S, until
 
 SLICES, SETTLE_S = 8, 0.4
 """Of a piece of weather: the clock jumps so often, and processes have so long after each."""
@@ -110,7 +110,7 @@ class Month:
     def samefold(self, *arguments: str, given: str = "") -> Any:
         """A command of the release that runs; its JSON if it has any."""
         done = subprocess.run(
-            [sys.executable, "-c", "from infra.cli import main; main()", *arguments],
+            [sys.executable, "-c", "from tools.cli import main; main()", *arguments],
             env=os.environ | self._environment | tree.environment(self._code),
             cwd=self.folder,
             input=given,

@@ -17,15 +17,16 @@ from domain.accounts import AccountOpened, Details, Event, FeeCharged, MoneyDepo
 from infra.database.connect import connect
 from infra.log import topics
 from infra.log.clients import producer
+from infra.log.contract import Contract
 from infra.log.partitioner import partition_of
 from infra.log.records import Commit, EventRecord, Opening, Reason, encode
 from infra.log.rule import Reading
+from infra.processes.engines import A, Local, R
+from infra.processes.workers import Advance
 from infra.settings import Settings
 from projections.engine.fold.plan import Plan
-from projections.engine.live.startup import Contract, ensure_started, set_difference
+from projections.engine.live.startup import ensure_started, set_difference
 from projections.engine.live.tail import Tail
-from projections.engine.rebuild.engines import A, Local, R
-from projections.engine.rebuild.workers import Advance
 from projections.engine.store.commit import BatchResult, Committer, Fate
 from projections.engine.store.positions import read_positions
 from projections.engine.views.core_views import agent_views, code_set

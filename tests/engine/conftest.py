@@ -1,4 +1,4 @@
-"""What Samefold's own tests share beside `infra.testing.fixtures`."""
+"""What Samefold's own tests share beside `tools.testing.fixtures`."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from infra.settings import Settings
-from infra.testing.fixtures import Samefold, started
-from infra.testing.waiting import until
 from tests.engine.tools.service_trees import data, home, hotel, made, source  # noqa: F401  # fixtures
+from tools.testing.fixtures import Samefold, started
+from tools.testing.waiting import until
 
 if TYPE_CHECKING:
     from tests.engine.api.api import Api
@@ -29,8 +29,8 @@ def api(shared_world: Settings) -> Iterator["Api"]:
 @pytest.fixture(scope="session")
 def secure() -> Iterator["Secure"]:
     """Kafka with TLS, SCRAM and ACLs, PostgreSQL with TLS and SCRAM, for the whole run."""
-    from infra.database import migrate
     from tests.engine.infra.secure import Secure
+    from tools.migrations import migrate
 
     with started(Secure) as stack:
         stack.execute("create role app login superuser password 'app-secret'")

@@ -4,8 +4,8 @@ import sys
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
+from domain.engine.contexts import context_of
 from domain.language import Cents, Refusal, Text, fact
-from infra.domain_model.contexts import context_of
 
 
 @fact

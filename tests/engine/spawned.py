@@ -10,7 +10,7 @@ from pathlib import Path
 
 from demo import tree
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT
+from tools.testing.fixtures import ROOT
 
 
 @contextmanager

@@ -14,17 +14,18 @@ from commands.client import send_all
 from commands.handler import Handler
 from commands.outcomes import Outcome, outcomes_of
 from infra.database.connect import connect
-from infra.database.migrate import upgrade
 from infra.log import clients, topics
+from infra.log.contract import Contract
 from infra.log.records import Command, Commit, Opening, Record, decode_event
 from infra.log.rule import read
 from infra.log.source import read_range
 from infra.settings import Settings
-from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.fold.plan import Plan
-from projections.engine.live.startup import Contract, ensure_started
+from projections.engine.live.startup import ensure_started
 from projections.engine.store.commit import Batch, Committer, Fate
 from projections.engine.views.core_views import agent_views
+from tools.migrations.migrate import upgrade
+from tools.testing.waiting import DEADLINE_S, until
 
 
 def set_up(world: Settings) -> None:

@@ -11,7 +11,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from benchmarks.peers.job import Job, read_job
 from benchmarks.peers.jvm import jar_of
-from infra.dev.java import find_java
+from infra.processes.java import find_java
 
 PACKAGES = ("java.lang", "java.net", "java.nio", "java.time", "java.util")
 """Flink's serializers look into them."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from infra.domain_model.contexts import unreadable_hint
+from domain.engine.contexts import unreadable_hint
 from infra.errors import SamefoldError, in_words
 from infra.log.rule import Reading
 from infra.processes.time_limit import TooSlow

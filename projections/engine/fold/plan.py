@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from infra.domain_model.contexts import Context, contexts
-from infra.domain_model.storable import decoder
+from domain.engine.contexts import Context, contexts
+from domain.engine.storable import decoder
 from infra.log.records import typed_decoder
 from projections.engine.fold.exact import Exact
 from projections.engine.views.column_types import EXACT, Scalar

@@ -9,17 +9,14 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from uuid import uuid4
 
 from psycopg import sql
 
 from infra.database.connect import Connection
 from infra.errors import SamefoldError
-from infra.log import partitioner, topics
+from infra.log.contract import Contract, check_contract
 from infra.log.rule import START
-from infra.log.topics import Topic
-from infra.settings import Settings
 from projections.engine.store.command_types import add_types
 from projections.engine.store.event_types import record_event_types
 from projections.engine.store.positions import POINTERS, Positions, read_positions, set_generation
@@ -30,31 +27,12 @@ from projections.engine.views.view import CORE, View
 log = logging.getLogger(__name__)
 
 
-class ContractBroken(SamefoldError):
-    """The topic is not the one that the database's positions belong to."""
-
-
 class ShapeChanged(SamefoldError):
     """A view's columns or a context's State changed under the same version."""
 
 
 class NotEmpty(SamefoldError):
     """A first start found rows in a view's table."""
-
-
-@dataclass(frozen=True, slots=True)
-class Contract:
-    """The properties of a topic on which positions depend."""
-
-    topic: str
-    topic_id: str
-    partitions: int
-    partitioner: str
-
-    @classmethod
-    def of(cls, topic: Topic) -> Contract:
-        """The contract of a topic as it is now, with this code's partitioner."""
-        return cls(topic.name, topic.id, topic.partitions, partitioner.NAME)
 
 
 def ensure_started(
@@ -82,46 +60,6 @@ def ensure_started(
     check_shapes(connection, views, "live")
     _warn_of_missing_sql_views(connection, views)
     return positions
-
-
-def check_contract(connection: Connection, contract: Contract) -> None:
-    """Compare the topic with the recorded contract, which the first check records. Raises ContractBroken."""
-    connection.execute(
-        "insert into topics (topic, topic_id, partitions, partitioner) values (%s, %s, %s, %s) on conflict do nothing",
-        (contract.topic, contract.topic_id, contract.partitions, contract.partitioner),
-    )
-    row = connection.execute(
-        "select topic_id, partitions, partitioner from topics where topic = %s", [contract.topic]
-    ).fetchone()
-    require_promised(Contract(contract.topic, *row) if row else contract, contract)
-
-
-def require_contract(settings: Settings, connection: Connection) -> Topic:
-    """The topic of events, checked against the contract. Raises ContractBroken, TopicMissing, KafkaUnavailable."""
-    topic = topics.describe(settings, settings.events_topic)
-    check_contract(connection, Contract.of(topic))
-    return topic
-
-
-def require_promised(promised: Contract, contract: Contract) -> None:
-    """Raises ContractBroken unless the topic's contract equals the recorded one."""
-    if promised.topic_id != contract.topic_id:
-        raise ContractBroken(
-            f"Topic '{contract.topic}' was recreated: its id is {contract.topic_id}, but the database's positions belong to "
-            f"{promised.topic_id}.",
-            "Restore the topic, or start with an empty database (`samefold dev reset` for the local one).",
-        )
-    if promised.partitions != contract.partitions:
-        raise ContractBroken(
-            f"Topic '{contract.topic}' has {contract.partitions} partitions; it had {promised.partitions}, so streams would move.",
-            "Copy the log into a new topic and start with an empty database.",
-        )
-    if promised.partitioner != contract.partitioner:
-        raise ContractBroken(
-            f"This code uses the partitioner {contract.partitioner}, but topic '{contract.topic}' was written with "
-            f"{promised.partitioner}.",
-            f"Run the code that uses {promised.partitioner}.",
-        )
 
 
 def set_difference(live: Mapping[str, int], code: Mapping[str, int]) -> str | None:

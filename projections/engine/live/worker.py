@@ -18,11 +18,12 @@ import psycopg
 from psycopg import errors
 from psycopg.types.json import Json
 
+from domain.engine.versions import UpcastFailed
 from infra.archive.manifest import ends_of
 from infra.database.connect import Connection, DatabaseUnavailable, connect, named
 from infra.database.revisions import DatabaseAhead, require_schema
-from infra.domain_model.versions import UpcastFailed
 from infra.errors import SamefoldError
+from infra.log.contract import Contract
 from infra.log.records import Record, decode_value
 from infra.log.rule import Reading, Void, read_readable
 from infra.log.source import LogTrimmed
@@ -32,7 +33,7 @@ from infra.settings import Settings
 from projections.engine.fold.errors import EndedTheAgent, EngineStop, PoisonEvent, UnreadableEvent
 from projections.engine.fold.fold import Held, decode, fold
 from projections.engine.fold.plan import Plan
-from projections.engine.live.startup import Contract, ensure_started
+from projections.engine.live.startup import ensure_started
 from projections.engine.live.stopping import stop_view
 from projections.engine.store.commit import Batch, BatchResult, Committer, Fate
 from projections.engine.store.event_types import record_event_types

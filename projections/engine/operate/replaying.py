@@ -13,11 +13,11 @@ from psycopg import errors
 
 from infra.database.connect import Connection, connect, naming
 from infra.errors import SamefoldError
+from infra.log.contract import require_contract
 from infra.log.rule import START, Counted, Reading
 from infra.settings import Settings
 from projections.engine.fold.fold import Blocked, Held, Parked, decode
 from projections.engine.fold.plan import Plan
-from projections.engine.live.startup import require_contract
 from projections.engine.rebuild.builds import (
     Build,
     BuildState,

@@ -22,6 +22,7 @@ from infra.log.records import Commit, Opening, decode_value
 from infra.log.rule import START, Reading, read
 from infra.log.source import read_range
 from infra.processes.faultpoints import reach
+from infra.processes.workers import Advance
 from infra.settings import Settings
 from projections.engine.fold.as_of import Cut
 from projections.engine.fold.errors import LogChanged
@@ -30,7 +31,6 @@ from projections.engine.fold.plan import Plan
 from projections.engine.rebuild.build_locks import TERMINATE_MS, build_abandoned, loading
 from projections.engine.rebuild.builds import FILLING, Build, Pin, loader_name
 from projections.engine.rebuild.folded import Folded, StoredRow, added_rows
-from projections.engine.rebuild.workers import Advance
 from projections.engine.store.commit import Batch
 from projections.engine.store.parking import insert_parked
 from projections.engine.store.writing import is_refusal

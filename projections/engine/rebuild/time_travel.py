@@ -17,10 +17,11 @@ import psycopg
 
 from infra.database.connect import Connection
 from infra.errors import SamefoldError
+from infra.log.contract import require_contract
 from infra.log.rule import START
+from infra.processes.engines import EngineFor, Local, Progress, Silent
 from infra.settings import Settings
 from projections.engine.fold.as_of import AsOf, cuts, in_words
-from projections.engine.live.startup import require_contract
 from projections.engine.rebuild.build_locks import builder, try_claim
 from projections.engine.rebuild.builds import (
     BuildState,
@@ -34,7 +35,6 @@ from projections.engine.rebuild.builds import (
     finish_loading,
     read_skips,
 )
-from projections.engine.rebuild.engines import EngineFor, Local, Progress, Silent
 from projections.engine.rebuild.filling import Filled, Filling
 from projections.engine.store.positions import write_build_positions
 from projections.engine.views.columns import Role

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 from uuid import uuid4
 
+from domain.engine.contexts import contexts
 from infra.database.connect import Connection
-from infra.domain_model.contexts import contexts
 from infra.errors import SamefoldError
 from projections.engine.store.positions import channel, lock_positions
 from projections.engine.views.view import CORE

@@ -7,8 +7,8 @@ dropped with `samefold switch`.
 
 from __future__ import annotations
 
+from domain.engine.contexts import contexts
 from infra.database.connect import Connection
-from infra.domain_model.contexts import contexts
 
 
 def own_event_types() -> frozenset[str]:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import msgspec
 from psycopg import sql
 
-from infra.domain_model.contexts import unreadable_state
-from infra.domain_model.storable import decoder
+from domain.engine.contexts import unreadable_state
+from domain.engine.storable import decoder
 from infra.errors import SamefoldError, in_words
 from projections.engine.fold.fold import Changes
 from projections.engine.views import binary_arrays

@@ -17,19 +17,19 @@ from typing import Any, Literal
 import msgspec
 from psycopg import errors, sql
 
+from domain.engine.contexts import contexts
+from domain.engine.storable import comparable, decoder
 from infra.database.connect import Connection, connect, naming, patient_ms
-from infra.domain_model.contexts import contexts
-from infra.domain_model.storable import comparable, decoder
 from infra.errors import SamefoldError
+from infra.log.contract import require_contract
+from infra.processes.engines import EngineFor, Local, Progress, Silent
+from infra.processes.workers import Advance
 from infra.settings import Settings
 from projections.engine.fold.errors import LogChanged
 from projections.engine.fold.fold import Changes
 from projections.engine.fold.plan import Plan
-from projections.engine.live.startup import require_contract
-from projections.engine.rebuild.engines import EngineFor, Local, Progress, Silent
 from projections.engine.rebuild.folded import Folded, StoredRow, added_rows
 from projections.engine.rebuild.load import counted_to
-from projections.engine.rebuild.workers import Advance
 from projections.engine.store.positions import Positions, read_positions
 from projections.engine.views.column_types import Scalar
 from projections.engine.views.columns import PARTITION

@@ -20,8 +20,8 @@ from uuid import UUID
 
 from psycopg import sql
 
+from domain.engine.value_limits import LARGEST_INT, MOST_DIGITS, SMALLEST_INT
 from domain.language import in_utc
-from infra.domain_model.value_limits import LARGEST_INT, MOST_DIGITS, SMALLEST_INT
 from projections.engine.views import binary_arrays
 from projections.engine.views.binary_arrays import BinaryArray
 

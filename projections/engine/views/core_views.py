@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 from uuid import UUID
 
-from infra.domain_model.contexts import Context, contexts
+from domain.engine.contexts import Context, contexts
 from infra.log.records import Commit
 from projections.engine.views.column_types import Scalar
 from projections.engine.views.columns import BadView, Column, Key, Role, columns_of

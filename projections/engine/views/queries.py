@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 from psycopg import sql
 
+from domain.engine.personal.tokens import may_hold
 from infra.access import BadAccess, Rows
-from infra.personal.tokens import may_hold
 from projections.engine.views.column_types import BadRow
 from projections.engine.views.columns import Column, Role
 from projections.engine.views.token import Token

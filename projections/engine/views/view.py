@@ -20,8 +20,8 @@ from types import ModuleType, NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import projections
+from domain.engine.contexts import Context, contexts
 from infra.database.own_tables import OWN_TABLES
-from infra.domain_model.contexts import Context, contexts
 from projections.engine.views.column_types import Scalar
 from projections.engine.views.columns import BadView, Column, Role, columns_of, hints_of
 from projections.engine.views.event_context import At

@@ -17,11 +17,11 @@ from api.services import Services
 from infra.access import Access, Caller
 from infra.log import topics
 from infra.settings import Settings
-from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.live import agent as agent_engine
 from projections.engine.live.agent import Agent, Serving, views_agent
 from tests.engine.api.raw_http import INTERNALS
 from tests.engine.spine import beside, handler, set_up
+from tools.testing.waiting import DEADLINE_S, until
 
 DAY = "2026-01-02"
 S = TypeVar("S", bound=Serving)

@@ -17,15 +17,15 @@ from urllib.parse import quote
 import httpx
 import psutil
 
-from infra.dev.process import Service, free_ports
 from infra.log.partitioner import partition_of
 from infra.settings import PREFIX, Settings
-from infra.testing.fixtures import ROOT
-from infra.testing.waiting import DEADLINE_S, until
 from tests.engine.api.api import agent
 from tests.engine.api.evidence import Told, contradictions, told, witnesses
 from tests.engine.api.raw_http import Header, Reply, ask, head, post
 from tests.engine.spine import handler, set_up
+from tools.dev.process import Service, free_ports
+from tools.testing.fixtures import ROOT
+from tools.testing.waiting import DEADLINE_S, until
 
 OPENED_ON = "2026-01-01"
 _names = count(1)

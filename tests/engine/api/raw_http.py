@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any, NamedTuple
 
-from infra.testing.waiting import DEADLINE_S
+from tools.testing.waiting import DEADLINE_S
 
 HELD_UP_S = 2.0
 HOST = "127.0.0.1"

@@ -31,8 +31,6 @@ from domain.accounts import ChargeFee, CloseAccount, CreditInterest, Deposit, Op
 from infra.access import Access, Caller, Row, Rows
 from infra.database.connect import connect
 from infra.settings import Settings
-from infra.testing.fixtures import Samefold
-from infra.testing.waiting import SLOWNESS, until
 from projections.engine.rebuild.rebuild import resume
 from projections.engine.views.core_views import all_views, command_key
 from tests.engine.api.api import DAY, Api, Named, appended, everything, fresh, problem
@@ -40,6 +38,8 @@ from tests.engine.api.test_api_views import subscribed
 from tests.engine.domain.customers import CUSTOMERS, Register
 from tests.engine.projections.bankviews import stop_as_older_code_would
 from tests.engine.spine import scalar
+from tools.testing.fixtures import Samefold
+from tools.testing.waiting import SLOWNESS, until
 
 LIMITS = {"ada": 100, "bob": 200, "zoe": 300}
 

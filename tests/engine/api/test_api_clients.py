@@ -24,13 +24,13 @@ import pytest
 from demo.crew import Crew, Role
 from infra.database.connect import connect
 from infra.settings import Settings
-from infra.testing.fixtures import SEED
-from infra.testing.waiting import DEADLINE_S, SLOWNESS, until
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
 from tests.engine.api.evidence import Told, Witnesses, contradictions, told, witnesses
 from tests.engine.api.front import free_port, is_ready
 from tests.engine.spine import set_up
+from tools.testing.fixtures import SEED
+from tools.testing.waiting import DEADLINE_S, SLOWNESS, until
 
 FEW, MANY = (25, 4), (500, 3)
 """Clients, and the turns of each."""

@@ -24,17 +24,17 @@ from api.commands import router_of
 from api.notifications import Notifications
 from api.outcomes import REJECTED
 from commands.outcomes import outcomes_query
+from domain.engine.contexts import RECORDED, BadContext, contexts
 from infra.access import Access
 from infra.database.connect import connect
-from infra.domain_model.contexts import RECORDED, BadContext, contexts
 from infra.log.partitioner import partition_of
 from infra.settings import Settings
-from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.store.positions import channel
 from projections.engine.views.token import Token
 from tests.engine.api.api import Api, Producer, agent, appended, everything, fresh, named, problem, served
 from tests.engine.api.raw_http import INTERNALS, SECRET
 from tests.engine.spine import commits, handler, project, scalar, send, set_up, withdraw
+from tools.testing.waiting import DEADLINE_S, until
 
 Answer = httpx.Response
 

@@ -27,16 +27,16 @@ from api import server, services
 from infra.database.connect import parameters
 from infra.database.deadline import Pool
 from infra.settings import Settings
-from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.views.token import Token
 from tests.engine.api.api import Api, everything, problem, served, serving
 from tests.engine.api.front import frozen
 from tests.engine.api.raw_http import answer, ask, connection, head, post
 from tests.engine.api.test_api_views import folded, token_now
 from tests.engine.spine import handler, open_account, set_up
+from tools.testing.waiting import DEADLINE_S, until
 
 if TYPE_CHECKING:
-    from infra.dev.stack import Stack
+    from tools.dev.stack import Stack
 
 MOST = 20
 LIVE = "/views/balances/nobody/live"

@@ -28,11 +28,11 @@ from schemathesis.core.transport import Response
 from schemathesis.schemas import APIOperation, BaseSchema
 
 from infra.settings import Settings
-from infra.testing.fixtures import SEED
-from infra.testing.waiting import DEADLINE_S
 from tests.engine.api.api import Api
 from tests.engine.api.evidence import Told, contradictions, told, witnesses
 from tests.engine.api.test_api_views import subscribed
+from tools.testing.fixtures import SEED
+from tools.testing.waiting import DEADLINE_S
 
 EXAMPLES = 6
 """Of each operation, valid and invalid each."""

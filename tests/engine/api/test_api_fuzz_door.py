@@ -14,10 +14,10 @@ import pytest
 from schemathesis import Case, GenerationMode
 
 from infra.settings import Settings
-from infra.testing.waiting import until
 from tests.engine.api.api import Api, everything
 from tests.engine.api.test_api_fuzz import MARKS, Asked, Document, each, has_input, operations
 from tests.engine.api.tokens import Keys, bearer, key_file, locked
+from tools.testing.waiting import until
 
 HOLDERS = ("ada", "bob")
 EXAMPLES = 3

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.testing.waiting import DEADLINE_S
 from tests.engine.api.api import Api
+from tools.testing.waiting import DEADLINE_S
 
 GENERATE = ["--meta", "none", "--output-path", "bank", "--config", "generator.json", "--fail-on-warning"]
 

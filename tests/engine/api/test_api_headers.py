@@ -17,10 +17,10 @@ from api.server import HEADERS
 from infra.errors import BadSettings
 from infra.observability import metrics
 from infra.settings import Settings
-from infra.testing.waiting import DEADLINE_S
 from tests.engine.api.api import Api, problem, serving
 from tests.engine.api.front import free_port
 from tests.engine.api.raw_http import ask, connection, head, post
+from tools.testing.waiting import DEADLINE_S
 
 PAGE = "https://bank.example.com"
 VERSIONS = re.compile(r"uvicorn|starlette|fastapi|python|wsgi|httptools", re.IGNORECASE)

@@ -16,15 +16,15 @@ import pytest
 from api import stores
 from api.health import SUBJECTS, Readiness
 from commands import release
-from infra import doctor
 from infra.database.connect import connect
 from infra.log import topics
 from infra.log.partitioner import partition_of
 from infra.settings import Settings
-from infra.testing.waiting import until
 from tests.engine.api.api import Api, agent, problem, serving
 from tests.engine.projections.bankviews import stop_as_older_code_would
 from tests.engine.spine import commits, deposit, handler, open_account, send, set_up
+from tools import doctor
+from tools.testing.waiting import until
 
 CHECKS = {*SUBJECTS, "looks", "positions"}
 

@@ -21,11 +21,11 @@ import psutil
 import pytest
 
 from infra.settings import Settings
-from infra.testing.fixtures import SEED
-from infra.testing.waiting import SLOWNESS, until
 from tests.engine.api.api import serving
 from tests.engine.api.front import Front, front_of, new_name
 from tests.engine.api.raw_http import HOST, Header, Reply, answer, ask, connection, has_answer, head, post, pour
+from tools.testing.fixtures import SEED
+from tools.testing.waiting import SLOWNESS, until
 
 MB = 1024 * 1024
 ACCOUNT = "accounts/hostile"

@@ -13,13 +13,12 @@ from functools import partial
 import pytest
 
 from api.stores import HealthSnapshot
-from infra.archive.trim import _limits
 from infra.database.connect import connect
 from infra.log import topics
 from infra.settings import Settings
-from infra.testing.waiting import until
 from projections.engine.live.lag import PartitionLag
 from projections.engine.operate.overview import overview
+from projections.engine.operate.trim import _limits
 from projections.engine.rebuild.rebuild import rebuild
 from projections.engine.store.command_types import add_types, own_types
 from projections.engine.views.core_views import all_views
@@ -27,6 +26,7 @@ from projections.engine.views.view import View
 from tests.engine.api.api import Api, agent, fresh, problem, serving
 from tests.engine.projections.bankviews import BALANCES_2, SUMS, make_tables, view
 from tests.engine.spine import handler, set_up
+from tools.testing.waiting import until
 
 pytestmark = pytest.mark.slow
 

@@ -18,19 +18,19 @@ import pytest
 from api import server, stores
 from api.server import server_of
 from infra.database.connect import connect
-from infra.dev.process import Service
 from infra.log import clients, topics
 from infra.processes.process_end import PartEnded
 from infra.settings import Settings
-from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.views.token import Token
 from tests.engine.api.api import everything, problem, ready, served, serving
 from tests.engine.api.front import api_process, listening_port
 from tests.engine.api.raw_http import answer, connection, head, post
 from tests.engine.spine import handler, scalar, set_up
+from tools.dev.process import Service
+from tools.testing.waiting import DEADLINE_S, until
 
 if TYPE_CHECKING:
-    from infra.dev.stack import Stack
+    from tools.dev.stack import Stack
 
 
 JSON = ("Content-Type", "application/json")

@@ -33,10 +33,10 @@ from infra.errors import SamefoldError
 from infra.log import topics
 from infra.observability.logs import EventFormatter
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT
-from infra.testing.waiting import until
 from tests.engine.api.api import Api, serving
 from tests.engine.api.raw_http import INTERNALS, SECRET
+from tools.testing.fixtures import ROOT
+from tools.testing.waiting import until
 
 NOWHERE = "127.0.0.1:1"
 LIVE = re.compile("/live$")

@@ -31,13 +31,10 @@ from api.view_questions import Question
 from api.view_reader import PositionWaits
 from api.views import is_search
 from infra.database.connect import connect
-from infra.database.migrate import upgrade
 from infra.log import topics
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, Commit, decode_event
 from infra.settings import Settings
-from infra.testing.fixtures import world_of
-from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.rebuild.rebuild import rebuild, resume
 from projections.engine.store.positions import channel
 from projections.engine.views.core_views import agent_views, all_views
@@ -59,6 +56,9 @@ from tests.engine.spine import (
     send,
     set_up,
 )
+from tools.migrations.migrate import upgrade
+from tools.testing.fixtures import world_of
+from tools.testing.waiting import DEADLINE_S, until
 
 PARTITIONS = 4
 

@@ -21,15 +21,15 @@ from api.caller_limits import Bucket, CallerLimits
 from api.door import DOCS, OPEN
 from api.problems import Problem
 from api.safe_start import ListensToAll, require_safe
-from infra.dev.stack import Stack
 from infra.errors import BadSettings
 from infra.settings import Settings
-from infra.testing.fixtures import Samefold, world_of
-from infra.testing.waiting import DEADLINE_S, SLOWNESS, until
 from tests.engine.api.api import DAY, Api, agent, problem, served, serving
 from tests.engine.api.raw_http import connection
 from tests.engine.api.tokens import Keys, bearer, issuer_server, key_file, locked
 from tests.engine.spine import handler, set_up
+from tools.dev.stack import Stack
+from tools.testing.fixtures import Samefold, world_of
+from tools.testing.waiting import DEADLINE_S, SLOWNESS, until
 
 DEPOSIT = {"cents": 100, "on": DAY}
 
@@ -292,7 +292,7 @@ def test_the_services_own_tests_ask_without_a_token(stack: Stack, monkeypatch: p
 def test_dev_token_opens_the_door_of_the_development_stack(
     samefold: Samefold, world: Settings, stack: Stack, tmp_path: Path
 ) -> None:
-    from infra.dev.issuer import AUDIENCE, ISSUER, DevIssuer
+    from tools.dev.issuer import AUDIENCE, ISSUER, DevIssuer
 
     issuer = DevIssuer(stack.folder / "issuer")
     of_stack = {"jwt_issuer": ISSUER, "jwt_audience": AUDIENCE, "jwt_keys": str(issuer.keys)}

@@ -24,7 +24,6 @@ from infra.log.clients import KafkaUnavailable, ProducerRefused
 from infra.processes import faultpoints
 from infra.processes.faultpoints import Point
 from infra.settings import Settings
-from infra.testing.waiting import DEADLINE_S, until
 from tests.engine.api.api import everything, unfolded
 from tests.engine.api.front import frozen
 from tests.engine.infra import fatal
@@ -40,9 +39,10 @@ from tests.engine.spine import (
     send,
     set_up,
 )
+from tools.testing.waiting import DEADLINE_S, until
 
 if TYPE_CHECKING:
-    from infra.dev.stack import Stack
+    from tools.dev.stack import Stack
 
 TAKEN = {200, 202}
 """A command is in the log; its outcome may come later."""

@@ -18,22 +18,22 @@ import pytest
 
 from api import app as api_app
 from api import services as api_services
+from domain.engine.contexts import contexts
+from domain.engine.personal.keys import Keys
+from domain.engine.personal.masters import MasterKeyUnusable, new_line
+from domain.engine.personal.tokens import FALLBACK, PREFIX, sealed
 from infra.database.connect import connect
-from infra.domain_model.contexts import contexts
 from infra.log.partitioner import partition_of
 from infra.log.records import encode
-from infra.personal.keys import Keys
-from infra.personal.masters import MasterKeyUnusable, new_line
-from infra.personal.tokens import FALLBACK, PREFIX, sealed
 from infra.settings import Settings
-from infra.testing.fixtures import Samefold, world_of
-from infra.testing.waiting import DEADLINE_S, until
 from policies.engine import webhooks as webhooks_engine
 from tests.engine.api.api import Api, serving, unfolded
 from tests.engine.api.test_api_views import folded, get, subscribed
 from tests.engine.domain.customers import CUSTOMERS
 from tests.engine.policies.test_webhooks import Receiver, posting, put, receiver, with_endpoints  # noqa: F401  # a fixture
 from tests.engine.spine import command, open_account, outcomes, produce, project
+from tools.testing.fixtures import Samefold, world_of
+from tools.testing.waiting import DEADLINE_S, until
 
 NAME = 'Zephyrine "Zoë" Quill\\feather'
 """It has what JSON escapes."""
@@ -301,7 +301,7 @@ def test_without_the_master_key_nothing_starts_or_shows_what_is_sealed(
 def test_without_its_file_samefold_run_ends_at_once(
     bank: Bank, samefold: Samefold, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("infra.domain_model.contexts.has_personal_fields", lambda: True)
+    monkeypatch.setattr("domain.engine.contexts.has_personal_fields", lambda: True)
     monkeypatch.setattr("infra.observability.logs.configure", lambda *_: None)
     refused = samefold("run", "api", settings=bank.world.model_copy(update={"master_key_file": tmp_path / "none"}))
     assert refused.returncode == 2

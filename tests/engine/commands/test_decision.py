@@ -14,8 +14,8 @@ import pytest
 
 from commands.decision import Decided, Versioned, decide
 from commands.intake import MAX_MESSAGE, Received, reason
+from domain.engine.contexts import Context
 from domain.language import fact
-from infra.domain_model.contexts import Context
 from infra.log.records import Commit, EventRecord, Reason, Record, decode_event
 from tests.engine.purse import PURSE, Fill, Filled, Spend, Spent, State
 

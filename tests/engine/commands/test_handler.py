@@ -22,17 +22,15 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from commands import release
 from commands.handler import Handler, HandlerFenced, KafkaClientFailed, TopicsInconsistent, _Batch
 from commands.intake import reserved_stream
+from domain.engine.contexts import RECORDED, UnreadableState
 from infra.database.connect import connect
-from infra.domain_model.contexts import RECORDED, UnreadableState
 from infra.log import clients, topics
+from infra.log.contract import ContractBroken
 from infra.log.partitioner import partition_of
 from infra.log.records import UnreadableRecord, encode
 from infra.log.topics import TopicChanged, TopicMissing, TopicUnfit
 from infra.observability.metrics import REGISTRY
 from infra.settings import Settings
-from infra.testing.fixtures import Samefold
-from infra.testing.waiting import until
-from projections.engine.live.startup import ContractBroken
 from projections.engine.store.command_types import drop_other_types, live_types, own_types
 from projections.engine.store.event_types import record_event_types
 from tests.engine.spine import (
@@ -54,6 +52,8 @@ from tests.engine.spine import (
     set_up,
     withdraw,
 )
+from tools.testing.fixtures import Samefold
+from tools.testing.waiting import until
 
 HERE = partition_of("accounts/ada", 4)
 

@@ -25,8 +25,8 @@ from commands.intake import (
     receive,
     reserved_stream,
 )
+from domain.engine.contexts import context_of
 from domain.language import Cents, fact
-from infra.domain_model.contexts import context_of
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, Commit, Record, decode_event, encode
 from tests.engine import purse

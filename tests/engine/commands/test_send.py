@@ -26,13 +26,13 @@ from commands.client import (
 )
 from infra.database.connect import connect
 from infra.settings import Settings
-from infra.testing.fixtures import Samefold
-from infra.testing.waiting import until
 from tests.engine.infra import fatal
 from tests.engine.spine import commits, deposit, handler, open_account, project, records_of, scalar, send, set_up
+from tools.testing.fixtures import Samefold
+from tools.testing.waiting import until
 
 if TYPE_CHECKING:
-    from infra.dev.stack import Stack
+    from tools.dev.stack import Stack
 
 LINE = {"stream": "accounts/ada", "id": "1", "type": "OpenAccount", "data": {"overdraft_limit": 0, "on": "2026-01-01"}}
 

@@ -15,10 +15,10 @@ from demo import tree
 from demo.crew import Crew
 from infra.log.records import Command
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT
-from infra.testing.waiting import until
 from tests.engine.service.test_two_releases import write_tree
 from tests.engine.spine import command, commits, deposit, open_account, send, set_up
+from tools.testing.fixtures import ROOT
+from tools.testing.waiting import until
 
 LOOP, PATTERN, IN_C, KILL, CHECK_LOOP, CHECK_KILL = 601, 602, 603, 604, 605, 606
 """Cents of a deposit."""

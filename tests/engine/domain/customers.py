@@ -4,8 +4,8 @@ import sys
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias, assert_never
 
+from domain.engine.contexts import context_of
 from domain.language import Personal, PersonalText, SubjectId, Text, fact
-from infra.domain_model.contexts import context_of
 
 Name = Annotated[Text, PersonalText("a former customer")]
 

@@ -8,8 +8,8 @@ from enum import Enum, IntEnum, StrEnum
 from typing import Any, Literal
 from uuid import UUID
 
+from domain.engine.contexts import context_of
 from domain.language import fact
-from infra.domain_model.contexts import context_of
 
 
 class Mood(Enum):

@@ -10,9 +10,8 @@ from typing import Any, ClassVar, TypeAlias
 import pytest
 
 import domain
-from domain.language import fact
-from infra.domain_model import contexts as found
-from infra.domain_model.contexts import (
+from domain.engine import contexts as found
+from domain.engine.contexts import (
     BadContext,
     Context,
     UnreadableEvent,
@@ -21,7 +20,8 @@ from infra.domain_model.contexts import (
     decode_event,
     refusals_of,
 )
-from infra.domain_model.versions import stored_name
+from domain.engine.versions import stored_name
+from domain.language import fact
 from tests.engine import purse
 from tests.engine.purse import PURSE, Fill, Filled, Spent
 

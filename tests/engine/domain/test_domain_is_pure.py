@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import domain
-from infra.testing.test_every_service import impurities
+from tools.testing.test_every_service import impurities
 
 
 @pytest.mark.parametrize(

@@ -22,17 +22,18 @@ from unittest.mock import Mock
 import pytest
 
 import domain
-from infra.domain_model import contexts as contexts_module
-from infra.domain_model import release_check, results
-from infra.domain_model.contexts import BadContext, Context, contexts
-from infra.domain_model.released import read
-from infra.testing.fixtures import Samefold
+from domain.engine import contexts as contexts_module
+from domain.engine.contexts import BadContext, Context, contexts
+from domain.engine.released import read
 from policies.engine import outbox, policy
 from policies.engine.policy import Policy, policy_of
 from policies.engine.public_schema import NothingPublic
 from projections.engine.views import core_views
 from projections.engine.views.core_views import snapshot_view
 from projections.engine.views.view import View, view_of
+from tools import golden_results as results
+from tools import release_check
+from tools.testing.fixtures import Samefold
 
 ROOMS = '''"""Rooms of a hotel."""
 

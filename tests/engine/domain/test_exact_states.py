@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from commands.decision import Versioned, decide
 from commands.intake import Intake, Received, fingerprint_of, receive
 from commands.overlay import Overlay
-from infra.domain_model.storable import comparable
+from domain.engine.storable import comparable
 from infra.log.records import Command, Commit, Record, decode_event, encode
 from infra.log.rule import Counted
 from projections.engine.fold.fold import Held, StreamState, decode, fold, keys_to_load

@@ -15,12 +15,7 @@ from psycopg_pool import AsyncConnectionPool
 from pydantic import TypeAdapter
 
 from commands.intake import bad_name
-from domain.language import SubjectId
-from infra.database.connect import Connection, connect
-from infra.log import clients, topics
-from infra.log.records import UnreadableRecord
-from infra.log.topics import TopicChanged, TopicUnfit
-from infra.personal.keys import (
+from domain.engine.personal.keys import (
     BadSubject,
     DataKey,
     KeyRecord,
@@ -31,13 +26,18 @@ from infra.personal.keys import (
     _name,
     require_subject,
 )
-from infra.personal.masters import MasterKeyUnusable, Masters, masters, new_line
+from domain.engine.personal.masters import MasterKeyUnusable, Masters, masters, new_line
+from domain.language import SubjectId
+from infra.database.connect import Connection, connect
+from infra.log import clients, topics
+from infra.log.records import UnreadableRecord
+from infra.log.topics import TopicChanged, TopicUnfit
 from infra.processes import faultpoints
 from infra.processes.faultpoints import Point
 from infra.settings import Settings
-from infra.testing.fixtures import Samefold
-from infra.testing.waiting import DEADLINE_S, until
 from tests.engine.spine import produce, records_of
+from tools.testing.fixtures import Samefold
+from tools.testing.waiting import DEADLINE_S, until
 
 ADA, BOB = "customers/ada", "customers/bob"
 TABLES = ("personal_keys", "forgotten_subjects", "keys_position")

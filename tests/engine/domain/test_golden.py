@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field, TypeAdapter
 
+from domain.engine.storable import encode
 from domain.language import Cents, Text, fact
-from infra.domain_model.storable import encode
-from infra.testing.fixtures import ROOT
-from infra.testing.golden import NoExample, golden
+from tools.testing.fixtures import ROOT
+from tools.testing.golden import NoExample, golden
 
 
 class Bed(Enum):

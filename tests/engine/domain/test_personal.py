@@ -40,21 +40,21 @@ from commands import client
 from commands.decision import Versioned, decide
 from commands.intake import Intake, fingerprint_of, receive, validator
 from commands.sealing import NotSealed, Unsealed, holds_token
+from domain.engine.contexts import BadContext, Context
+from domain.engine.personal import tokens
+from domain.engine.personal.fields import is_personal, sealed_validator, subject_field
+from domain.engine.personal.keys import DataKey
 from domain.language import TOKEN, Personal, PersonalText, SubjectId, Text, fact
-from infra.domain_model.contexts import BadContext, Context
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, Commit, Record, encode
-from infra.personal import tokens
-from infra.personal.fields import is_personal, sealed_validator, subject_field
-from infra.personal.keys import DataKey
 from infra.settings import Settings
-from infra.testing.facts import facts
 from policies.engine import outbox
 from policies.engine.policy import Policy, Send
 from projections.engine.views.event_context import At
 from tests.engine.domain import customers
 from tests.engine.domain.customers import CUSTOMERS, CustomerRegistered, LetterWritten, Register, State, WriteLetter
 from tests.engine.purse import Fill
+from tools.testing.facts import facts
 
 KEY = DataKey("0123456789abcdef", bytes(range(32)))
 KEYS = {KEY.id: KEY.key}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.personal.tokens import FALLBACK, PREFIX, key_ids, opened, opened_text, opened_value, sealed
+from domain.engine.personal.tokens import FALLBACK, PREFIX, key_ids, opened, opened_text, opened_value, sealed
 
 ID, OTHER_ID = "0123456789abcdef", "fedcba9876543210"
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(32, 64))

@@ -16,11 +16,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from infra.domain_model import results as results_module
-from infra.domain_model.contexts import contexts
-from infra.domain_model.released import read
-from infra.domain_model.results import released_views, results
-from infra.testing.fixtures import ROOT
+from domain.engine.contexts import contexts
+from domain.engine.released import read
 from policies.engine import At, Post, Send, outbox, policy
 from policies.engine.policy import Policy
 from policies.engine.public_schema import NothingPublic
@@ -28,6 +25,9 @@ from projections.engine.views.core_views import snapshot_view
 from projections.engine.views.view import View
 from tests.engine.projections.viewkit import view
 from tests.engine.purse import PURSE, Fill, Filled, Spend, Spent
+from tools import golden_results as results_module
+from tools.golden_results import released_views, results
+from tools.testing.fixtures import ROOT
 
 NOTES = "abcdef"
 FILLED: list[dict[str, Any]] = [{"cents": 1, "note": NOTES}, {"cents": 2}, {"cents": 3, "note": ""}]

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 import pytest
 from pydantic import Field
 
+from domain.engine.schemas import Change, changes, schema_of
 from domain.language import fact
-from infra.domain_model.schemas import Change, changes, schema_of
 
 
 class Colour(Enum):

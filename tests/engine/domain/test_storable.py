@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.domain_model.storable import Lost, NotExact, comparable, giving_exactly, require_exact, through_json
-from infra.testing.waiting import DEADLINE_S
+from domain.engine.storable import Lost, NotExact, comparable, giving_exactly, require_exact, through_json
+from tools.testing.waiting import DEADLINE_S
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NAIVE = datetime.fromisoformat("2026-01-01")
@@ -347,7 +347,7 @@ from datetime import date
 from threading import Barrier
 from typing import Annotated
 from msgspec import Meta
-from infra.domain_model.storable import decoder
+from domain.engine.storable import decoder
 
 def make(kind):
     together.wait()

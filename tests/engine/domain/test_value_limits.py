@@ -15,13 +15,13 @@ from pydantic import AfterValidator, AwareDatetime, Field, TypeAdapter, Validati
 
 from commands.decision import Versioned, decide
 from commands.intake import Intake, receive, validator
+from domain.engine.contexts import Context
+from domain.engine.storable import require_exact
+from domain.engine.value_limits import LARGEST_INT, SMALLEST_INT, within_limits
 from domain.language import Moment, fact
-from infra.domain_model.contexts import Context
-from infra.domain_model.storable import require_exact
-from infra.domain_model.value_limits import LARGEST_INT, SMALLEST_INT, within_limits
 from infra.log.records import Command, Reason, Record, encode
-from infra.testing.facts import facts
 from projections.engine.views.core_views import shape_of
+from tools.testing.facts import facts
 
 NOON = "2026-12-01T12:00:00Z"
 NO_ZONE, TOO_LATE = "2026-12-01T12:00:00", "9999-12-31T23:59:59-12:00"

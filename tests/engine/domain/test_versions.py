@@ -18,16 +18,15 @@ import pytest
 from pydantic import AfterValidator
 
 from commands.intake import Intake, Received, fingerprint_of, receive
+from domain.engine import contexts
+from domain.engine.contexts import BadContext, Context, UnknownEvent, UnreadableEvent, context_of, decode_event
+from domain.engine.storable import comparable
+from domain.engine.versions import stored_type
 from domain.language import Body, Cents, Text, fact, upcaster
-from infra.domain_model import contexts
-from infra.domain_model.contexts import BadContext, Context, UnknownEvent, UnreadableEvent, context_of, decode_event
-from infra.domain_model.storable import comparable
-from infra.domain_model.versions import stored_type
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, EventRecord, Record, encode
 from infra.log.rule import START, Counted, read
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT, Samefold
 from projections.engine.fold import errors
 from projections.engine.fold.fold import Held, decode, fold
 from projections.engine.fold.plan import Plan
@@ -37,6 +36,7 @@ from tests.engine.domain.test_contexts import module
 from tests.engine.log import commit, opening, records
 from tests.engine.purse import Spend, Spent, State, TooLittle
 from tests.engine.spine import produce, set_up
+from tools.testing.fixtures import ROOT, Samefold
 
 
 @fact
@@ -370,7 +370,7 @@ def test_a_class_s_own_check_that_fails_stops_the_readers_by_name_too() -> None:
 def test_the_record_of_releases_is_read_in_a_zip_file_too(tmp_path: Path) -> None:
     """As executors may have the code. Whether upcasters lead what was released to today's classes is tested at each start."""
     checkout = tmp_path / "checkout"
-    for package in ("domain", "infra", "projections", "commands"):
+    for package in ("domain", "infra", "projections", "commands", "tools"):
         shutil.copytree(ROOT / package, checkout / package, ignore=shutil.ignore_patterns("__pycache__"))
     accounts = checkout / "domain/accounts.py"
     step = "@upcaster(MoneyDeposited, 1)\ndef same(body: Body) -> Body:\n    return {}body\n\n\n"
@@ -383,7 +383,7 @@ def test_the_record_of_releases_is_read_in_a_zip_file_too(tmp_path: Path) -> Non
         changed = text.replace("from domain.language import ", imports, 1)
         accounts.write_text(changed.replace("Movement: TypeAlias", step + "Movement: TypeAlias", 1))
         zipped = shutil.make_archive(str(tmp_path / "zipped"), "zip", checkout)
-        program = "from infra.domain_model.contexts import contexts; print(*contexts()['accounts'].readers)"
+        program = "from domain.engine.contexts import contexts; print(*contexts()['accounts'].readers)"
         run = [sys.executable, "-P", "-c", program]
         return subprocess.run(run, env=os.environ | {"PYTHONPATH": zipped}, capture_output=True, text=True, check=False)
 

@@ -17,16 +17,16 @@ from infra.archive.jobs import check_archive
 from infra.archive.manifest import ArchiveFile, files_of
 from infra.archive.read import read_archived
 from infra.archive.store import IDENTITY
-from infra.archive.trim import plan_trim, trim_log
 from infra.database.connect import connect
 from infra.log import topics
 from infra.log.records import Record
 from infra.log.topics import describe
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT
-from infra.testing.waiting import DEADLINE_S, until
+from projections.engine.operate.trim import plan_trim, trim_log
 from tests.engine.bookkeeper import Bookkeeper, fold_all
 from tests.engine.spine import delete, set_up
+from tools.testing.fixtures import ROOT
+from tools.testing.waiting import DEADLINE_S, until
 
 ACCOUNTS = [str(number) for number in range(12)]
 SHORT = 40
@@ -105,7 +105,7 @@ def hook(at):
         os.kill(os.getpid(), action)
 faultpoints.hook = hook
 sys.argv = ["samefold", *sys.argv[4:]]
-from infra.cli import main
+from tools.cli import main
 main()
 """
 

@@ -13,10 +13,10 @@ from psycopg import sql
 
 from infra.database import roles
 from infra.database.connect import Connection, connect
-from infra.dev.postgres import USER
-from infra.dev.stack import Stack
 from infra.settings import Settings
-from infra.testing.fixtures import world_of
+from tools.dev.postgres import USER
+from tools.dev.stack import Stack
+from tools.testing.fixtures import world_of
 
 _numbers = count(1)
 

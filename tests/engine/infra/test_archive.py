@@ -23,14 +23,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from infra import doctor
 from infra.archive import files, write
 from infra.archive.files import Row, decode, encode
 from infra.archive.jobs import archive_log, check_archive
 from infra.archive.manifest import ArchiveFile, ManifestBroken, end_of
 from infra.archive.read import ArchiveDamaged, ArchiveMissing
 from infra.archive.store import IDENTITY, ArchiveAway, Store, WrongArchive, adopt
-from infra.archive.trim import ArchiveDiffers, plan_trim, trim_log
 from infra.database.connect import connect
 from infra.errors import BadSettings
 from infra.log import clients, topics
@@ -39,8 +37,7 @@ from infra.log.rule import START, Reading
 from infra.log.source import LogTrimmed, history_of, read_range
 from infra.processes.faultpoints import ARCHIVER, TRIMMER
 from infra.settings import Settings
-from infra.testing.fixtures import SEED, Samefold, dev_env
-from infra.testing.waiting import DEADLINE_S, until
+from projections.engine.operate.trim import ArchiveDiffers, plan_trim, trim_log
 from projections.engine.rebuild.build_locks import release, try_claim
 from projections.engine.rebuild.builds import abandon_dead, begin, builds_of
 from projections.engine.rebuild.rebuild import rebuild
@@ -76,6 +73,9 @@ from tests.engine.spine import (
     send,
     set_up,
 )
+from tools import doctor
+from tools.testing.fixtures import SEED, Samefold, dev_env
+from tools.testing.waiting import DEADLINE_S, until
 
 
 @pytest.fixture

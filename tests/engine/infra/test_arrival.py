@@ -24,6 +24,7 @@ from infra.log import source
 from infra.log.records import Record
 from infra.log.source import history_of
 from infra.log.topics import describe
+from infra.processes.engines import Local
 from infra.settings import Settings
 from projections.engine.fold.as_of import AsOf
 from projections.engine.fold.errors import LogChanged
@@ -31,7 +32,6 @@ from projections.engine.operate.replaying import drop, parked_events, replay
 from projections.engine.rebuild import filling
 from projections.engine.rebuild import load as local
 from projections.engine.rebuild.builds import Build
-from projections.engine.rebuild.engines import Local
 from projections.engine.rebuild.filling import index
 from projections.engine.rebuild.load import Loaded, RowsRefused
 from projections.engine.rebuild.rebuild import go_to, rebuild

@@ -22,8 +22,8 @@ from infra.database.connect import (
     passes,
 )
 from infra.settings import Settings
-from infra.testing.fixtures import Samefold
-from infra.testing.waiting import until
+from tools.testing.fixtures import Samefold
+from tools.testing.waiting import until
 
 SECRET = "s3cr3t-do-not-tell"
 

@@ -13,14 +13,12 @@ import psycopg
 import pytest
 from psycopg import errors, sql
 
+from domain.engine.personal.keys import Keys
+from domain.engine.personal.masters import new_line
 from infra.database.connect import DatabaseRefused, connect
-from infra.database.migrate import upgrade
-from infra.dev.stack import Stack
 from infra.log import topics
-from infra.personal.keys import Keys
-from infra.personal.masters import new_line
-from infra.testing.fixtures import ROOT, Samefold
-from projections.engine.live.startup import Contract, ensure_started
+from infra.log.contract import Contract
+from projections.engine.live.startup import ensure_started
 from projections.engine.rebuild.build_locks import builder, claim, end_builders
 from projections.engine.rebuild.dropping import drop_tables, droppable
 from projections.engine.rebuild.rebuild import go_to, rebuild, resume
@@ -32,6 +30,9 @@ from tests.engine.bookkeeper import Bookkeeper, fold_all
 from tests.engine.infra.role_worlds import RoleWorld, role_world
 from tests.engine.projections.bankviews import live_table, stop_as_older_code_would
 from tests.engine.spine import set_up
+from tools.dev.stack import Stack
+from tools.migrations.migrate import upgrade
+from tools.testing.fixtures import ROOT, Samefold
 
 LOGINS = ("migrator", "operator", "agent", "policy", "handler", "api", "reader")
 LIMITED = ("agent", "policy", "handler", "api", "reader")

@@ -11,15 +11,19 @@ from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
-from infra.domain_model.contexts import contexts
-from infra.testing.fixtures import ROOT
+from domain.engine.contexts import contexts
 from projections.engine.views.core_views import all_views
+from tools.testing.fixtures import ROOT
 
 pytestmark = pytest.mark.xdist_group("layout")  # every file is parsed once
 
 YOURS = ("access.py", "domain", "policies", "projections", "tests")
-SAMEFOLD = ("commands", "policies/engine", "projections/engine", "api", "spark_jobs", "infra")
+SAMEFOLD = ("commands", "domain/engine", "policies/engine", "projections/engine", "api", "spark_jobs", "infra", "tools")
 BESIDE = ("demo", "benchmarks", "proofs", "tests/engine")
+FLOORS = (("tools",), ("api", "spark_jobs"), ("policies",), ("commands",), ("projections",), ("domain",), ("infra",))
+"""From the top downwards."""
+PROGRAMS = ("spark_jobs/rebuild.py", "spark_jobs/verify.py")
+"""What `spark-submit` runs: the command line, by another name."""
 ROOMS = ("views", "fold", "store", "live", "rebuild", "verify", "operate")
 
 
@@ -96,6 +100,24 @@ def test_what_a_new_service_holds_imports_nothing_beside_it() -> None:
     assert [
         (module, found & beside) for module, found in imports().items() if not within(module, BESIDE) and found & beside
     ] == []
+
+
+def test_each_floor_imports_only_those_below() -> None:
+    for number, floor in enumerate(FLOORS):
+        for folder in floor:
+            beside = tuple(name for name in floor if name != folder)
+            above = tuple(name for higher in FLOORS[:number] for name in higher)
+            mine = [module for module in modules() if within(module, (folder,)) and not within(module, PROGRAMS)]
+            assert mine
+            assert [(one, name) for one in mine for name in imports()[one] if within(name, (*above, *beside))] == []
+
+
+def test_a_context_imports_nothing_of_what_samefold_makes_of_it() -> None:
+    contexts_files = [module for module in modules() if module.startswith("domain.") and module.count(".") == 1]
+    assert {"domain.accounts", "domain.language"} < set(contexts_files)
+    below = ("domain/engine", "infra")
+    mine = [module for module in contexts_files if not within(module, ("domain/engine",))]
+    assert [(one, name) for one in mine for name in imports()[one] if within(name, below)] == []
 
 
 def test_rooms_of_the_engine_import_one_way_only_and_there_are_no_others() -> None:

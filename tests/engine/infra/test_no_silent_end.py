@@ -17,10 +17,10 @@ import pytest
 from infra.errors import SamefoldError
 from infra.processes.process_end import PartEnded, Parts
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT
-from infra.testing.waiting import DEADLINE_S
 from tests.engine.infra.silent import THREAD
 from tests.engine.spine import set_up
+from tools.testing.fixtures import ROOT
+from tools.testing.waiting import DEADLINE_S
 
 API, AGENT, HANDLER = "api.__main__", "projections.engine.live.agent", "commands.handler"
 EXPORTER = "projections.engine.live.exporter"

@@ -24,15 +24,13 @@ from commands.client import BadCommandLine, read_lines
 from commands.decision import Versioned, decide
 from commands.intake import Intake, receive
 from commands.writer import Doubt
-from infra.domain_model.contexts import RECORDED
+from domain.engine.contexts import RECORDED
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, Record, encode
 from infra.log.source import history_of
 from infra.observability import metrics
 from infra.processes.supervisor import Supervisor, exporter, handlers
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT
-from infra.testing.waiting import until
 from projections.engine.store.commit import Fate
 from projections.engine.views.core_views import all_views
 from tests.engine.api.api import Api
@@ -40,6 +38,8 @@ from tests.engine.api.front import free_port
 from tests.engine.api.test_api_health import CHECKS
 from tests.engine.purse import PURSE
 from tests.engine.spine import beside, open_account, produce, send, set_up
+from tools.testing.fixtures import ROOT
+from tools.testing.waiting import until
 
 PAGE = (ROOT / "docs" / "observability.md").read_text()
 OPEN = {"overdraft_limit": 0, "on": "2026-01-01"}

@@ -23,17 +23,14 @@ from confluent_kafka.admin import AclBinding, AclOperation, ResourceType
 from psycopg import sql
 from pydantic import SecretStr
 
+from domain.engine.personal.keys import Keys
+from domain.engine.personal.masters import new_line
 from infra.database.connect import DatabaseRefused, connect
-from infra.dev.kafka import HOST
 from infra.errors import SamefoldError
 from infra.log import clients, names, topics
 from infra.log.acls import acls
 from infra.log.clients import KafkaRefused, KafkaUnavailable, ProducerRefused
-from infra.personal.keys import Keys
-from infra.personal.masters import new_line
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT, Samefold
-from infra.testing.waiting import DEADLINE_S, until
 from infra.tls import unprotected
 from policies.engine.policy import agent_of
 from projections.engine.views.core_views import all_views
@@ -44,6 +41,9 @@ from tests.engine.infra.secure import PASSWORD, Authority, House, Secure
 from tests.engine.policies.test_webhooks import Receiver, put, receiver, with_endpoints  # noqa: F401  # a fixture
 from tests.engine.spawned import spawned
 from tests.engine.spine import commits, deposit, ended_with, handler, open_account, send, set_up
+from tools.dev.kafka import HOST
+from tools.testing.fixtures import ROOT, Samefold
+from tools.testing.waiting import DEADLINE_S, until
 
 MODULES = {
     "handler": ("commands.handler", "--name", "h1"),
@@ -418,7 +418,7 @@ def test_every_process_works_with_the_rights_that_are_printed(
         started = []
         for name, role in ROLES.items():
             line = ["run", name, *(("--metrics-port", str(metrics)) if name == "exporter" else ())]
-            program = [sys.executable, "-c", "from infra.cli import main; main()", *line]
+            program = [sys.executable, "-c", "from tools.cli import main; main()", *line]
             started.append(running.enter_context(spawned(of(name, role), log, *program)))
         client = running.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE_S))
         until(lambda: is_ready(str(client.base_url)), "the service is ready")

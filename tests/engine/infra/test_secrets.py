@@ -15,15 +15,15 @@ import psutil
 import pytest
 from pydantic import SecretStr
 
-from infra import doctor
 from infra.errors import BadSettings
 from infra.processes.supervisor import Child, Supervisor
 from infra.settings import PREFIX, SECRETS, Settings
-from infra.testing.fixtures import ROOT, Samefold
-from infra.testing.waiting import until
 from tests.engine.api.front import free_port, is_ready
 from tests.engine.api.raw_http import ask
 from tests.engine.spine import beside
+from tools import doctor
+from tools.testing.fixtures import ROOT, Samefold
+from tools.testing.waiting import until
 
 CANARY = "c4n4ry-s3cret"
 SIGNING = "whsec_" + b64encode(f"{CANARY}-signs-webhooks".encode()).decode()

@@ -23,16 +23,16 @@ from psycopg import sql
 
 from infra.database.connect import TransactionPooling, connect, parameters
 from infra.database.deadline import Session
-from infra.dev.postgres import USER
-from infra.dev.process import python_script
-from infra.dev.stack import Stack
 from infra.settings import Settings
-from infra.testing.fixtures import Samefold
-from infra.testing.waiting import DEADLINE_S, until
 from policies.engine.policy import discover
 from tests.engine.api.api import everything, serving
 from tests.engine.policies.test_policies import running
 from tests.engine.spine import scalar, set_up
+from tools.dev.postgres import USER
+from tools.dev.process import python_script
+from tools.dev.stack import Stack
+from tools.testing.fixtures import Samefold
+from tools.testing.waiting import DEADLINE_S, until
 
 PORT = 6432
 

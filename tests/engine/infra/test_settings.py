@@ -7,7 +7,7 @@ import pytest
 
 from infra.errors import BadSettings, NotConfigured
 from infra.settings import PREFIX, Settings
-from infra.testing.fixtures import ROOT
+from tools.testing.fixtures import ROOT
 
 SECRET = "p-a-s-s"
 

@@ -18,8 +18,8 @@ import pytest
 
 from infra.processes import supervisor
 from infra.processes.supervisor import Child, Supervisor, place
-from infra.testing.waiting import until
 from tests.engine.spine import beside
+from tools.testing.waiting import until
 
 SERVES = ("http.server", ("--bind", "127.0.0.1", "0"))
 ENDS = ("this", ())

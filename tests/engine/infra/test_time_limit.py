@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from infra.processes.time_limit import calls_limited
-from infra.testing.waiting import DEADLINE_S
+from tools.testing.waiting import DEADLINE_S
 
 CODE = """
 from infra.processes.time_limit import limit_calls, limited

@@ -24,8 +24,8 @@ from infra.log.source import read_held
 from infra.log.topics import describe
 from infra.observability import tracing
 from infra.settings import Settings
-from infra.testing.waiting import DEADLINE_S, until
 from tests.engine.api.api import Api, Producer, ready, serving
+from tools.testing.waiting import DEADLINE_S, until
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 CALLER = "b7ad6b7169203331"

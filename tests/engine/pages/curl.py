@@ -7,7 +7,7 @@ import shlex
 
 import httpx
 
-from infra.testing.waiting import DEADLINE_S
+from tools.testing.waiting import DEADLINE_S
 
 
 def curl(line: str, base_url: str | None = None) -> httpx.Response:

@@ -17,9 +17,9 @@ from typing import Literal
 
 import pytest
 
-from infra.testing.waiting import until
 from tests.engine.api.front import free_port, is_ready
 from tests.engine.tools.service_trees import SAMEFOLD, Tree
+from tools.testing.waiting import until
 
 READS = {"history", "outbox", "policies"}
 

@@ -12,11 +12,11 @@ import pytest
 
 from infra.archive import write
 from infra.settings import PREFIX, Settings
-from infra.testing.fixtures import ROOT, Samefold
 from tests.engine.bookkeeper import Bookkeeper, fold_all
 from tests.engine.infra.archives import ACCOUNTS
 from tests.engine.pages.pages import blocks, matches, typed
 from tests.engine.spine import records_of, set_up
+from tools.testing.fixtures import ROOT, Samefold
 
 FIRST = b'{"samefold":"opening/1"'
 PAGE = (ROOT / "docs" / "archive.md").read_text()

@@ -7,15 +7,15 @@ import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
-from infra.dev.issuer import AUDIENCE, ISSUER
-from infra.dev.stack import Stack
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT, Samefold
 from tests.engine.api.api import serving
 from tests.engine.infra.role_worlds import role_world
 from tests.engine.pages.curl import curl
 from tests.engine.pages.pages import blocks, matches, typed
 from tests.engine.spine import set_up
+from tools.dev.issuer import AUDIENCE, ISSUER
+from tools.dev.stack import Stack
+from tools.testing.fixtures import ROOT, Samefold
 
 PAGE = (ROOT / "docs" / "before-you-deploy.md").read_text()
 

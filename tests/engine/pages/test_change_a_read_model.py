@@ -28,12 +28,12 @@ from demo.proof import counted_in
 from demo.traffic import Traffic
 from infra.database.connect import connect
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT
-from infra.testing.waiting import DEADLINE_S, until
 from tests.engine.pages.pages import blocks, matches, typed
 from tests.engine.pages.test_journey import table
 from tests.engine.spine import beside, scalar
 from tests.engine.tools.service_trees import SAMEFOLD, copy_of_this_tree
+from tools.testing.fixtures import ROOT
+from tools.testing.waiting import DEADLINE_S, until
 
 PAGE = (ROOT / "docs" / "change-a-read-model.md").read_text()
 PROMPT = re.compile(r"(?:old)?\$ ")

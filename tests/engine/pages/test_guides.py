@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import pytest
 
-from infra.scaffold.names import names_of
-from infra.scaffold.parts import SKELETON
-from infra.testing.fixtures import ROOT
 from tests.engine.pages.pages import Author, author, blocks, files  # noqa: F401
 from tests.engine.tools.service_trees import Tree
+from tools.scaffold.names import names_of
+from tools.scaffold.parts import SKELETON
+from tools.testing.fixtures import ROOT
 
 PAGES = {
     name: (ROOT / "docs" / f"{name}.md").read_text()
@@ -33,7 +33,7 @@ def test_the_pages_files_pass_the_checks_of_a_service(hotel: Tree) -> None:
     assert len(shown) == len(dict(shown)) > 8, "no page changes a file of another"
     for path, text in shown:
         (hotel.folder / path).write_text(text)
-    hotel.check("-m", "not integration", "tests", "infra/testing")
+    hotel.check("-m", "not integration", "tests", "tools/testing")
 
 
 @pytest.mark.prove(part="new-services")

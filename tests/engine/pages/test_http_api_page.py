@@ -17,14 +17,14 @@ from api import commands, problems
 from api.outcome_waits import TOO_MANY_WAIT
 from api.services import Slots
 from api.stores import HealthSnapshot
+from domain.engine.contexts import contexts
 from infra.access import Access, Row
-from infra.domain_model.contexts import contexts
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT
-from infra.testing.waiting import until
 from projections.engine.views.core_views import all_views
 from tests.engine.api.api import Api, Producer, everything, ready, serving
 from tests.engine.api.raw_http import Header, answer, connection, head
+from tools.testing.fixtures import ROOT
+from tools.testing.waiting import until
 
 PAGE = (ROOT / "docs" / "http-api.md").read_text()
 

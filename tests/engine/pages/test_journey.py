@@ -25,19 +25,19 @@ import pytest
 
 from commands.client import read_lines
 from infra.database.connect import connect
-from infra.database.migrate import upgrade
 from infra.log import topics
 from infra.log.partitioner import partition_of
 from infra.log.records import Commit, Opening, Record, decode_event
 from infra.log.rule import START, read
 from infra.log.source import read_range
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT, Samefold
-from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.live.worker import Worker
 from projections.engine.store.commit import Fate
 from projections.engine.views.core_views import agent_views
 from tests.engine.spine import handler, send
+from tools.migrations.migrate import upgrade
+from tools.testing.fixtures import ROOT, Samefold
+from tools.testing.waiting import DEADLINE_S, until
 
 PAGE = (ROOT / "docs" / "journey.md").read_text()
 STREAM = "accounts/ada"

@@ -13,7 +13,7 @@ from api import server
 from api.problems import KINDS, UNAVAILABLE, kind_of
 from api.view_reader import PositionNotReached
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT
+from tools.testing.fixtures import ROOT
 
 PAGE = (ROOT / "docs" / "limits.md").read_text()
 ROWS = re.findall(r"^\| (.+?) \| ([\d,]+) \| `([\w.]+)` \| (.+?) \|$", PAGE, re.MULTILINE)

@@ -5,10 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import ExitStack
 
-from infra.dev.stack import Stack
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT, Samefold
-from infra.testing.waiting import until
 from policies.engine.activations import start_all
 from policies.engine.policy import discover
 from tests.engine.api.api import agent, served
@@ -16,6 +13,9 @@ from tests.engine.pages.pages import blocks, matches, typed
 from tests.engine.policies.test_new_database import lose
 from tests.engine.policies.test_policies import balance, running
 from tests.engine.spine import command, deposit, handler, open_account, send, set_up
+from tools.dev.stack import Stack
+from tools.testing.fixtures import ROOT, Samefold
+from tools.testing.waiting import until
 
 PAGE = (ROOT / "docs" / "operating.md").read_text()
 

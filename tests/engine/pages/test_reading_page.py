@@ -19,11 +19,11 @@ from commands.client import read_lines
 from infra.errors import SamefoldError
 from infra.log import topics
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT
-from infra.testing.waiting import until
 from projections.engine.views.token import Token
 from tests.engine.api.api import Api, everything
 from tests.engine.spine import send
+from tools.testing.fixtures import ROOT
+from tools.testing.waiting import until
 
 PAGE = (ROOT / "docs" / "reading.md").read_text()
 BLOCKS = re.findall(r"^```(http|sse|jsonl)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

@@ -16,9 +16,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from infra.testing.waiting import DEADLINE_S, until
 from tests.engine.api.front import free_port
 from tests.engine.pages.curl import curl
+from tools.testing.waiting import DEADLINE_S, until
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text()
@@ -139,7 +139,7 @@ def test_the_page_from_the_first_command_to_the_last(newcomer: Newcomer) -> None
 def test_every_command_that_the_documents_name_exists() -> None:
     from typer.main import get_command
 
-    from infra.cli import build
+    from tools.cli import build
 
     documents = [README, *(path.read_text() for path in (ROOT / "docs").rglob("*.md"))]
     named = {match for text in documents for match in re.findall(r"samefold ([a-z]+)(?: ([a-z]+))?", text)}

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 import pytest
 
-from infra.testing.fixtures import ROOT
 from policies.engine import At, Send
 from tests.engine.pages.pages import files
+from tools.testing.fixtures import ROOT
 
 PAGE = (ROOT / "docs" / "unique.md").read_text()
 A, B = "a" * 64, "b" * 64

@@ -20,8 +20,8 @@ from infra.log import clients, topics
 from infra.log.partitioner import partition_of
 from infra.log.records import Commit, EventRecord, Opening, encode
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT
-from infra.testing.waiting import until
+from tools.testing.fixtures import ROOT
+from tools.testing.waiting import until
 
 ON = "2026-01-01"
 

@@ -22,7 +22,6 @@ from infra.log.topics import TopicChanged, TopicUnfit
 from infra.processes import faultpoints
 from infra.processes.faultpoints import Point
 from infra.settings import Settings
-from infra.testing.waiting import DEADLINE_S, until
 from policies.engine.activations import (
     Activation,
     AlreadyLive,
@@ -43,6 +42,7 @@ from policies.engine.policy import Policy, discover
 from projections.engine.store.positions import read_positions, set_generation
 from tests.engine.bookkeeper import Bookkeeper, fold_all, folded_lives
 from tests.engine.spine import deposit, in_a_transaction, produce, send, set_up
+from tools.testing.waiting import DEADLINE_S, until
 
 ACCOUNTS = [str(number) for number in range(6)]
 

@@ -13,7 +13,6 @@ from domain.accounts import Deposit
 from infra.database.connect import Connection, connect
 from infra.log.rule import START
 from infra.settings import Settings
-from infra.testing.waiting import until
 from policies.engine.outbox import id_of, refuse
 from policies.engine.relay import mark_sent, read_unsent
 from projections.engine.live.lag import VIEWS
@@ -24,6 +23,7 @@ from projections.engine.views.core_views import all_views
 from tests.engine.policies.test_outbox import DAY, Agent, deposited, outcome, policy, saving
 from tests.engine.policies.test_webhooks import START as AT
 from tests.engine.spine import set_up
+from tools.testing.waiting import until
 
 FEW, MANY = 1_000, 1_000_000
 TABLES = ["outbox", "parked"]

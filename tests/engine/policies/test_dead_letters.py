@@ -19,8 +19,6 @@ from infra.log.records import Commit
 from infra.log.rule import START
 from infra.observability import metrics
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT, Samefold
-from infra.testing.waiting import until
 from policies.engine import policy as declared
 from policies.engine.dead_letters import DeadReason
 from policies.engine.outbox import MOST_DEPTH
@@ -42,6 +40,8 @@ from tests.engine.policies.test_outbox import (
 from tests.engine.policies.test_relay import relay, wish
 from tests.engine.policies.test_webhooks import Receiver, posting, put, receiver, waiting, with_endpoints  # noqa: F401
 from tests.engine.spine import set_up
+from tools.testing.fixtures import ROOT, Samefold
+from tools.testing.waiting import until
 
 
 class Place(NamedTuple):

@@ -16,13 +16,9 @@ import pytest
 
 from domain.accounts import Deposit, MoneyDeposited, Withdraw
 from infra.database.connect import connect
-from infra.dev.stack import Stack
-from infra.doctor import examine
 from infra.log import topics
 from infra.observability import metrics
 from infra.settings import Settings
-from infra.testing.fixtures import Samefold
-from infra.testing.waiting import until
 from policies.engine import policy as declared
 from policies.engine.activations import held_policies
 from policies.engine.policy import Policy, Post, Send
@@ -32,6 +28,10 @@ from tests.engine.api.api import agent
 from tests.engine.policies.test_policies import balance, open_wishes, running
 from tests.engine.policies.test_webhooks import Receiver, with_endpoints
 from tests.engine.spine import commits, deposit, handler, open_account, scalar, send, set_up
+from tools.dev.stack import Stack
+from tools.doctor import examine
+from tools.testing.fixtures import Samefold
+from tools.testing.waiting import until
 
 
 def forward(event: MoneyDeposited, at: At) -> Iterable[Send | Post]:

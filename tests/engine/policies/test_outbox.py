@@ -21,6 +21,7 @@ from domain.accounts import BalanceTooLarge, ChargeFee, Deposit, MoneyDeposited,
 from domain.transfers import FailTransfer, TransferRequested
 from infra.database.connect import Connection, connect
 from infra.log import topics
+from infra.log.contract import Contract, check_contract
 from infra.log.records import Command, Commit, EventRecord, Reason
 from infra.log.rule import START, Counted, Reading
 from infra.settings import Settings
@@ -29,7 +30,6 @@ from policies.engine.outbox import MOST_DEPTH, MOST_WISHES, id_of, view_of
 from policies.engine.policy import Policy, Post, Send
 from projections.engine.fold.errors import PoisonEvent
 from projections.engine.fold.plan import Plan
-from projections.engine.live.startup import Contract, check_contract
 from projections.engine.store.commit import Batch, Committer, Fate
 from projections.engine.store.positions import Live, lock_positions, read_positions, set_generation
 from projections.engine.views.event_context import At

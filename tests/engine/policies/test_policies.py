@@ -21,7 +21,6 @@ from infra.log.partitioner import partition_of
 from infra.log.records import Command
 from infra.log.rule import START, Reading
 from infra.settings import Settings
-from infra.testing.waiting import DEADLINE_S, until
 from policies import transfers
 from policies.engine.activations import switch
 from policies.engine.policy import Policy, Send, discover
@@ -33,6 +32,7 @@ from projections.engine.views.view import Kind
 from tests.engine.api.api import agent, in_a_loop
 from tests.engine.policies.publishers import publisher, reader
 from tests.engine.spine import command, commits, deposit, handler, open_account, scalar, send, set_up
+from tools.testing.waiting import DEADLINE_S, until
 
 DAY = date(2026, 1, 1)
 

@@ -17,13 +17,10 @@ import pytest
 
 from domain.accounts import AccountOpened, Deposit, Details, MoneyDeposited, Withdraw
 from infra.archive.jobs import archive_log
-from infra.archive.trim import plan_trim
 from infra.database.connect import Connection, connect
 from infra.log import topics
 from infra.observability import metrics
 from infra.settings import Settings
-from infra.testing.fixtures import Samefold
-from infra.testing.waiting import until
 from policies.engine import operate, posts
 from policies.engine import policy as declared
 from policies.engine.outbox import id_of, view_of
@@ -31,11 +28,14 @@ from policies.engine.policy import Policy, Send
 from projections.engine.fold.plan import Plan
 from projections.engine.live.exporter import Exporter
 from projections.engine.live.tail import Tail
+from projections.engine.operate.trim import plan_trim
 from projections.engine.store.commit import Committer, Fate
 from projections.engine.store.positions import lock_positions, read_positions, set_generation
 from projections.engine.views.event_context import At
 from tests.engine.bookkeeper import Bookkeeper, _ends, fold_all, folded_lives
 from tests.engine.policies.test_webhooks import put, with_endpoints
+from tools.testing.fixtures import Samefold
+from tools.testing.waiting import until
 
 DAY = date(2026, 1, 1)
 ACCOUNTS = [str(number) for number in range(6)]

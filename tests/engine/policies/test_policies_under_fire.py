@@ -17,11 +17,8 @@ import pytest
 from demo.crew import Crew
 from demo.transfers import Transfers
 from infra.database.connect import connect
-from infra.database.migrate import upgrade
 from infra.log import topics
 from infra.settings import Settings
-from infra.testing.fixtures import SEED
-from infra.testing.waiting import until
 from policies.engine.policy import discover
 from proofs.chaos import conftest, process_faults
 from proofs.chaos.field import Field
@@ -30,6 +27,9 @@ from proofs.chaos.judge import Judge
 from proofs.chaos.policy_judge import is_at_rest
 from proofs.chaos.tail import Tail
 from tests.engine.spine import scalar
+from tools.migrations.migrate import upgrade
+from tools.testing.fixtures import SEED
+from tools.testing.waiting import until
 
 pytestmark = pytest.mark.prove(part="chaos")
 

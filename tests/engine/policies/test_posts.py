@@ -11,7 +11,6 @@ import pytest
 
 from infra.database.connect import Connection, connect
 from infra.settings import Settings
-from infra.testing.waiting import until
 from policies.engine import operate, posts
 from policies.engine.operate import Which, retry, wishes
 from policies.engine.posts import Busy, Lane, Post
@@ -25,6 +24,7 @@ from tests.engine.policies.test_webhooks import (
     with_endpoints,
     written,
 )
+from tools.testing.waiting import until
 
 LATER = START + timedelta(hours=1)
 

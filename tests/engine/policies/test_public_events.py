@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from domain.accounts import AccountOpened
+from domain.engine.personal.tokens import sealed
 from domain.language import Personal, Text, fact
 from infra.log.records import Commit, EventRecord
 from infra.log.rule import Counted
-from infra.personal.tokens import sealed
 from infra.settings import Settings
 from policies.engine import At, Public
 from policies.engine.public_schema import (

@@ -25,8 +25,6 @@ from infra.log.rule import Reading
 from infra.observability.metrics import REGISTRY
 from infra.processes.faultpoints import PUBLISHER
 from infra.settings import Settings
-from infra.testing.fixtures import Samefold
-from infra.testing.waiting import DEADLINE_S, SLOWNESS, until
 from policies.engine.policy import BadPolicy
 from policies.engine.public_schema import asyncapi, publication, publication_of
 from policies.engine.publisher import Publisher
@@ -35,6 +33,8 @@ from projections.engine.views.token import Token
 from tests.engine.log import commit
 from tests.engine.policies.publishers import Log, Process, Reader, publisher, reader
 from tests.engine.spine import delete
+from tools.testing.fixtures import Samefold
+from tools.testing.waiting import DEADLINE_S, SLOWNESS, until
 
 PUBLISHES = "continues at offset"
 # the subscription is read from annotations

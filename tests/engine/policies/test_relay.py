@@ -15,14 +15,12 @@ import pytest
 
 from commands.intake import fingerprint_of
 from infra.database.connect import Connection, connect
-from infra.database.migrate import upgrade
 from infra.log import clients, topics
 from infra.log.records import Command, decode_command
 from infra.log.topics import TopicChanged
 from infra.processes import faultpoints
 from infra.processes.faultpoints import Point
 from infra.settings import Settings
-from infra.testing.waiting import DEADLINE_S, until
 from policies.engine import relay as relay_engine
 from policies.engine import sender as sender_engine
 from policies.engine.operate import Which, drop
@@ -30,6 +28,8 @@ from policies.engine.outbox import CHANNEL
 from policies.engine.relay import Relay, read_unsent
 from policies.engine.sender import Row
 from tests.engine.spine import beside, handler, open_account, project, records_of, scalar, send, set_up
+from tools.migrations.migrate import upgrade
+from tools.testing.waiting import DEADLINE_S, until
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -11,8 +11,8 @@ from random import Random
 
 import pytest
 
-from infra.testing.fixtures import SEED
 from policies.engine.sender import MARK_S, Row, Sender
+from tools.testing.fixtures import SEED
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MINE = {("p", 0), ("p", 1)}

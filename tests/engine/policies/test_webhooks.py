@@ -29,8 +29,6 @@ from infra.database.connect import Connection, connect
 from infra.errors import BadSettings
 from infra.observability.metrics import REGISTRY
 from infra.settings import Endpoint, Settings
-from infra.testing.fixtures import ROOT
-from infra.testing.waiting import until
 from policies.engine import webhooks as webhooks_engine
 from policies.engine.operate import Which, retry
 from policies.engine.outbox import Wish
@@ -41,6 +39,8 @@ from policies.engine.webhooks import DELAYS_S, Webhooks
 from projections.engine.views.event_context import At
 from tests.engine.api.api import in_a_loop
 from tests.engine.policies.webhook_receiver import MOODS
+from tools.testing.fixtures import ROOT
+from tools.testing.waiting import until
 
 SECRET = "whsec_" + "c2VjcmV0" * 4
 QUICK_S = [0.05] * 500

@@ -9,8 +9,8 @@ from typing import Any
 
 from psycopg import sql
 
+from domain.engine.contexts import contexts
 from infra.database.connect import connect
-from infra.domain_model.contexts import contexts
 from infra.log import topics
 from infra.log.partitioner import partition_of
 from infra.settings import Settings

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import psutil
 
 from infra.settings import Settings
-from infra.testing.waiting import DEADLINE_S, until
+from tools.testing.waiting import DEADLINE_S, until
 
 LOADED = "projections.engine.rebuild.load.PartWriter.finish"
 """Inside a part, its rows copied."""
@@ -39,7 +39,7 @@ def strike(*given, **named):
 setattr(owner, attribute, strike)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background has it ignored
 sys.argv = ["samefold", *arguments]
-from infra.cli import main
+from tools.cli import main
 main()
 """
 

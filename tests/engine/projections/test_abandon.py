@@ -18,10 +18,9 @@ from typing import Any
 
 import pytest
 
-from infra.archive.trim import plan_trim, trim_log
 from infra.database.connect import SessionEnded, connect
 from infra.settings import Settings
-from infra.testing.waiting import DEADLINE_S, until
+from projections.engine.operate.trim import plan_trim, trim_log
 from projections.engine.rebuild import build_locks as claims
 from projections.engine.rebuild.build_locks import BuildAbandoned, BuildAlive, claim, end_builders, session_name
 from projections.engine.rebuild.builds import begin
@@ -33,6 +32,7 @@ from tests.engine.bookkeeper import Bookkeeper, fold_all, live_agent
 from tests.engine.projections.bankviews import ACCOUNTS, build_states, live_table, rows
 from tests.engine.projections.builders import LOADED, STAGES, SWITCHED, ended, struck
 from tests.engine.spine import scalar
+from tools.testing.waiting import DEADLINE_S, until
 
 pytestmark = pytest.mark.slow
 

@@ -28,14 +28,14 @@ from infra.database.connect import connect
 from infra.errors import SamefoldError
 from infra.log import clients, partitioner, topics
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT
-from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.live.agent import what_it_knows
 from tests.engine.api import api
 from tests.engine.bookkeeper import DAY, Bookkeeper
 from tests.engine.service.test_two_releases import NOTES, write_tree
 from tests.engine.spawned import spawned
 from tests.engine.spine import delete, set_up
+from tools.testing.fixtures import ROOT
+from tools.testing.waiting import DEADLINE_S, until
 
 
 class Log(Bookkeeper):

@@ -13,8 +13,6 @@ from domain.accounts import AccountOpened
 from infra.database.connect import connect
 from infra.log.partitioner import partition_of
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT
-from infra.testing.waiting import until
 from projections.engine.rebuild.rebuild import resume
 from projections.engine.store.positions import Attempt
 from projections.engine.verify.verify import verify
@@ -24,6 +22,8 @@ from tests.engine.projections.test_agent import Log, rows, transactions
 from tests.engine.projections.test_slow_folds import EVOLVE
 from tests.engine.service.test_two_releases import write_tree
 from tests.engine.spine import commits, deposit, open_account, send
+from tools.testing.fixtures import ROOT
+from tools.testing.waiting import until
 
 pytestmark = pytest.mark.slow
 

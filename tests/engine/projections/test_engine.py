@@ -17,12 +17,12 @@ import pytest
 from psycopg import sql
 
 from infra.database.connect import Connection
+from infra.log.contract import Contract
 from infra.log.records import Commit, EventRecord, Opening, Reason, Record, encode
 from infra.log.rule import START, Counted, Reading
 from infra.settings import Settings
-from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.fold.errors import PoisonEvent
-from projections.engine.live.startup import Contract, ensure_started
+from projections.engine.live.startup import ensure_started
 from projections.engine.live.worker import Worker
 from projections.engine.store.commit import Batch, BatchResult, Committer, Fate
 from projections.engine.store.positions import Positions, read_positions
@@ -30,6 +30,7 @@ from projections.engine.views.core_views import command_key
 from projections.engine.views.view import View
 from tests.engine.projections.test_fold import PARK, filled, spent
 from tests.engine.projections.viewkit import MOVES, PURSES, TOTALS, make_tables, open_connection, plan_of, views
+from tools.testing.waiting import DEADLINE_S, until
 
 PARTITIONS = 3
 

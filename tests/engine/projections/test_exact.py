@@ -19,8 +19,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from domain.engine.value_limits import MOST_DIGITS
 from infra.database.connect import ValueRefused, connect, naming
-from infra.domain_model.value_limits import MOST_DIGITS
 from infra.settings import Settings
 from projections.engine.fold.exact import MOST_KEY_BYTES, Exact
 from projections.engine.fold.plan import combiners

@@ -16,10 +16,8 @@ from typing import Any
 import pytest
 
 from domain.accounts import AccountOpened
+from domain.engine.contexts import contexts
 from domain.language import fact
-from infra.domain_model.contexts import contexts
-from infra.testing.golden import NoExample
-from infra.testing.histories import check, check_publication, histories, time_limit, unreached
 from policies.engine import At, Post, Public, Send, outbox
 from policies.engine.policy import Policy
 from policies.engine.public_schema import Publication
@@ -28,6 +26,8 @@ from projections.engine.views.view import View, view_of
 from tests.engine.domain.customers import CUSTOMERS
 from tests.engine.projections.viewkit import HEAD, view
 from tests.engine.purse import PURSE, Fill, Filled, Spend, Spent, State, TooLittle
+from tools.testing.golden import NoExample
+from tools.testing.histories import check, check_publication, histories, time_limit, unreached
 
 
 @fact

@@ -21,18 +21,19 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from infra.database import migrate, revisions
+from infra.database import revisions
 from infra.database.connect import DatabaseBehind, DatabaseRefused, connect
-from infra.database.migrate import SchemaDrift, ViewChangedShape
 from infra.database.revisions import BRANCHES, CORE, VIEWS, DatabaseAhead, MigrationsConflict
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT, Samefold
-from infra.testing.waiting import DEADLINE_S
 from policies.engine import posts
 from policies.engine.operate import Which, retry
 from projections.engine.views import core_views as system
 from projections.engine.views.view import View
 from tests.engine.projections.viewkit import PURSES, view
+from tools.migrations import migrate
+from tools.migrations.migrate import SchemaDrift, ViewChangedShape
+from tools.testing.fixtures import ROOT, Samefold
+from tools.testing.waiting import DEADLINE_S
 
 
 @pytest.fixture

@@ -8,10 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from infra.database.connect import connect
-from infra.database.migrate import check
 from infra.settings import Settings
-from infra.testing.fixtures import Samefold
-from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.rebuild.rebuild import go_to, rebuild
 from projections.engine.views.core_views import all_views
 from projections.engine.views.sql_views import ViewInUse, replace_sql_view
@@ -27,6 +24,9 @@ from tests.engine.projections.bankviews import (
     with_views,
 )
 from tests.engine.spine import scalar
+from tools.migrations.migrate import check
+from tools.testing.fixtures import Samefold
+from tools.testing.waiting import DEADLINE_S, until
 
 WAITS = "select count(*) from pg_locks where not granted and relation = 'balances'::regclass"
 OTHER_TYPES = """

@@ -12,13 +12,13 @@ import pytest
 
 from infra.database.connect import connect
 from infra.settings import Settings
-from infra.testing.fixtures import Samefold
-from infra.testing.waiting import until
 from projections.engine.views import core_views
 from projections.engine.views.core_views import all_views
 from tests.engine.bookkeeper import Bookkeeper, fold_all
 from tests.engine.projections.bankviews import ACCOUNTS, live_table, stop_as_older_code_would, with_views
 from tests.engine.spine import scalar
+from tools.testing.fixtures import Samefold
+from tools.testing.waiting import until
 
 
 def _json(samefold: Samefold, world: Settings, *arguments: str, code: int = 0) -> Any:

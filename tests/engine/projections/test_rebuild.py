@@ -11,12 +11,10 @@ import pytest
 
 from domain.accounts import Details, MoneyDeposited
 from infra.database.connect import DatabaseBehind, connect
-from infra.database.migrate import check
 from infra.log import topics
+from infra.log.contract import ContractBroken
 from infra.settings import Settings
-from infra.testing.waiting import until
 from projections.engine.fold.errors import LogChanged, PoisonEvent
-from projections.engine.live.startup import ContractBroken
 from projections.engine.rebuild import build_locks as claims
 from projections.engine.rebuild.build_locks import BuildAbandoned, BuildAlive
 from projections.engine.rebuild.builds import BuildState, NotStarted, abandon, begin
@@ -43,6 +41,8 @@ from tests.engine.projections.bankviews import (
 )
 from tests.engine.projections.builders import STAGES, killed
 from tests.engine.spine import scalar, set_up
+from tools.migrations.migrate import check
+from tools.testing.waiting import until
 
 EVERY = list(all_views())
 

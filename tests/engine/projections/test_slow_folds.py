@@ -12,11 +12,11 @@ import pytest
 from demo import tree
 from domain.accounts import AccountOpened
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT
-from infra.testing.waiting import until
 from tests.engine.bookkeeper import DAY
 from tests.engine.projections.test_agent import Log, agent, rows, transactions
 from tests.engine.service.test_two_releases import write_tree
+from tools.testing.fixtures import ROOT
+from tools.testing.waiting import until
 
 EVOLVE = "def evolve(row: Balance | None, event: AccountOpened | Movement | AccountClosed, at: At) -> Balance | None:\n"
 FAULT = '    if at.version == 3:\n        __import__("re").match(r"(a+)+$", "a" * 60 + "b")\n'
@@ -36,7 +36,7 @@ def test_a_view_that_does_not_end_at_an_event_stops_there_alone_and_never_parks(
         assert one.says("event 3 of accounts/a takes longer than 0.2 s: match (__init__.py:")
     assert rows(world, "select view, code, stream_version from stopped_views") == [("balances", "too-slow", 3)]
     assert rows(world, "select count(*) from parked") == [(0,)]
-    resume = [sys.executable, "-c", "from infra.cli import main; main()", "views", "resume", "balances"]
+    resume = [sys.executable, "-c", "from tools.cli import main; main()", "views", "resume", "balances"]
     environment = {**os.environ, **tree.environment(code), **world.environment(), "SAMEFOLD_DECIDE_LIMIT_S": "1"}
     again = subprocess.run(resume, env=environment, capture_output=True, text=True, check=False)
     assert (again.returncode, "too-slow: View 'balances' can't take event 3" in again.stderr) == (1, True), again

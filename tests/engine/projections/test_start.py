@@ -15,16 +15,10 @@ import psycopg
 import pytest
 
 from infra.database.connect import Connection
+from infra.log.contract import Contract, ContractBroken
 from infra.log.rule import START
 from infra.settings import Settings
-from projections.engine.live.startup import (
-    Contract,
-    ContractBroken,
-    NotEmpty,
-    ShapeChanged,
-    ensure_started,
-    set_difference,
-)
+from projections.engine.live.startup import NotEmpty, ShapeChanged, ensure_started, set_difference
 from projections.engine.store.positions import Live, Positions, read_positions
 from projections.engine.views.view import View
 from tests.engine.projections.viewkit import MOVES, PURSES, make_tables, open_connection, view, views

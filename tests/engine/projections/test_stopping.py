@@ -16,12 +16,13 @@ from domain.accounts import AccountOpened, Details, MoneyDeposited
 from infra.database.connect import connect
 from infra.errors import SamefoldError
 from infra.log import topics
+from infra.log.contract import Contract
 from infra.log.partitioner import partition_of
 from infra.log.source import read_range
 from infra.settings import Settings
 from projections.engine.fold.errors import PoisonEvent
 from projections.engine.fold.plan import Plan
-from projections.engine.live.startup import Contract, ShapeChanged, ensure_started
+from projections.engine.live.startup import ShapeChanged, ensure_started
 from projections.engine.live.stopping import stop_view
 from projections.engine.live.worker import Worker
 from projections.engine.operate.overview import overview

@@ -15,7 +15,6 @@ from domain.accounts import Details, MoneyDeposited
 from infra.database.connect import TransactionTimedOut, connect
 from infra.processes import faultpoints
 from infra.settings import Settings
-from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.live import tail as tail_module
 from projections.engine.live.tail import Tail
 from projections.engine.rebuild import builds as engine_builds
@@ -58,6 +57,7 @@ from tests.engine.projections.bankviews import (
     with_views,
 )
 from tests.engine.spine import scalar, set_up
+from tools.testing.waiting import DEADLINE_S, until
 
 
 def _differences(world: Settings, views: dict[str, View] | None = None) -> int:

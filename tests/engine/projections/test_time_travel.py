@@ -19,18 +19,15 @@ from typer.testing import CliRunner
 
 from domain.accounts import Details, MoneyDeposited
 from infra.archive.jobs import archive_log
-from infra.cli import build
-from infra.database import migrate
 from infra.database.connect import connect
 from infra.log import clients, topics
+from infra.processes.engines import Engine
 from infra.settings import Settings
-from infra.testing.fixtures import Samefold
 from projections.engine.fold.as_of import AsOf, BadMoment, Cut, cuts, in_words, parse_as_of
 from projections.engine.operate.replaying import drop
 from projections.engine.rebuild.build_locks import BuildAbandoned, BuildAlive
 from projections.engine.rebuild.builds import builds_of
 from projections.engine.rebuild.dropping import NotDroppable, drop_tables, droppable
-from projections.engine.rebuild.engines import Engine
 from projections.engine.rebuild.rebuild import NoBuild, go_to, rebuild
 from projections.engine.rebuild.switch import switch
 from projections.engine.rebuild.time_travel import LookedBack, look_back
@@ -53,6 +50,9 @@ from tests.engine.projections.bankviews import (
 )
 from tests.engine.projections.builders import LOADED, killed
 from tests.engine.spine import delete, records_of, scalar, set_up
+from tools.cli import build
+from tools.migrations import migrate
+from tools.testing.fixtures import Samefold
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 

@@ -14,13 +14,13 @@ import pytest
 
 from infra.database.connect import connect
 from infra.settings import Settings
-from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.rebuild import load as loader
 from projections.engine.rebuild.builds import Build, begin
 from projections.engine.rebuild.load import Loaded, Part, PartWriter, load, parts
 from projections.engine.views.core_views import agent_views, all_views, code_set
 from tests.engine.bookkeeper import folded_lives
 from tests.engine.projections.bankviews import rows
+from tools.testing.waiting import DEADLINE_S, until
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,6 @@ from psycopg import sql
 
 from infra.database.connect import Connection, connect
 from infra.settings import Settings
-from infra.testing.waiting import until
 from projections.engine.rebuild.dropping import drop_tables, droppable
 from projections.engine.rebuild.rebuild import rebuild
 from projections.engine.store.positions import Positions, read_positions
@@ -27,6 +26,7 @@ from projections.engine.views.view import View
 from tests.engine.bookkeeper import Bookkeeper, Meanwhile, fold_all, folded_lives
 from tests.engine.projections.bankviews import ACCOUNTS, BALANCES_2, rows, view, with_views
 from tests.engine.spine import scalar
+from tools.testing.waiting import until
 
 
 def change(world: Settings, *statements: str) -> None:

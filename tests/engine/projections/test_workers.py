@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from infra.testing.fixtures import ROOT
-from infra.testing.waiting import DEADLINE_S, until
-from projections.engine.fold import memory
+from infra.processes import memory
+from infra.processes.memory import MemoryShort
+from infra.processes.workers import FEW_RECORDS, WorkerDied, processes_for, run
 from projections.engine.fold.errors import PoisonEvent
-from projections.engine.fold.memory import MemoryShort
-from projections.engine.rebuild.workers import FEW_RECORDS, WorkerDied, processes_for, run
 from tests.engine.projections.worker_tasks import ask_for_too_much, die, double, fail_on_three, report_and_wait
+from tools.testing.fixtures import ROOT
+from tools.testing.waiting import DEADLINE_S, until
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -86,7 +86,7 @@ def test_as_many_processes_as_the_size_is_worth() -> None:
 
 PARENT = """
 import signal, sys
-from projections.engine.rebuild.workers import run
+from infra.processes.workers import run
 from tests.engine.projections.worker_tasks import report_and_wait
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background may have it ignored

@@ -11,9 +11,9 @@ from types import ModuleType
 import sqlalchemy as sa
 from sqlalchemy.pool import NullPool
 
+from domain.engine.contexts import Context
 from infra.database import schema
 from infra.database.connect import Connection, connect
-from infra.domain_model.contexts import Context
 from infra.settings import Settings
 from projections.engine.fold.plan import Plan
 from projections.engine.views.core_views import outcomes_view, snapshot_view

@@ -7,8 +7,8 @@ import signal
 import time
 from pathlib import Path
 
+from infra.processes.workers import Advance
 from projections.engine.fold.errors import PoisonEvent
-from projections.engine.rebuild.workers import Advance
 
 
 def double(number: int, advance: Advance) -> int:

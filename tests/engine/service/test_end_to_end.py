@@ -23,12 +23,12 @@ from infra.log import topics
 from infra.log.partitioner import partition_of
 from infra.log.records import Command
 from infra.settings import Settings
-from infra.testing.waiting import DEADLINE_S
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
 from tests.engine.projections.bankviews import live_rows
 from tests.engine.service.oracle import judge
 from tests.engine.spine import open_account, send
+from tools.testing.waiting import DEADLINE_S
 
 
 def one_for_each_partition(world: Settings) -> list[Command]:

@@ -21,16 +21,16 @@ from demo.bank import bank as bank_of
 from demo.crew import Crew
 from demo.proof import counted_in
 from demo.release import SPARK, CommandLine
-from infra.dev.stack import Stack
 from infra.log import topics
 from infra.log.records import Command
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT, world_of
-from infra.testing.waiting import DEADLINE_S
 from projections.engine.views.core_views import all_views
 from tests.engine.projections.bankviews import live_rows
 from tests.engine.service.test_two_releases import Edits, write_tree
 from tests.engine.spine import commits, deposit, open_account, scalar, send
+from tools.dev.stack import Stack
+from tools.testing.fixtures import ROOT, world_of
+from tools.testing.waiting import DEADLINE_S
 
 LOCAL = ("--engine", "local")
 UPCASTERS = """@upcaster(MoneyDeposited, 1)

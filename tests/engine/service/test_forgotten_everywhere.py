@@ -23,12 +23,12 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from psycopg import sql
 
-from infra.dev.stack import Stack
-from infra.personal.tokens import FALLBACK, PREFIX
-from infra.testing.fixtures import ROOT
-from infra.testing.waiting import DEADLINE_S, until
+from domain.engine.personal.tokens import FALLBACK, PREFIX
 from tests.engine.pages.pages import Author, author  # noqa: F401  # a fixture
 from tests.engine.policies.test_webhooks import SECRET, Receiver, receiver  # noqa: F401  # a fixture
+from tools.dev.stack import Stack
+from tools.testing.fixtures import ROOT
+from tools.testing.waiting import DEADLINE_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.xdist_group("services")]
 
@@ -41,7 +41,7 @@ SOMEONE = "a former customer"
 CUSTOMERS = (ROOT / "tests/engine/domain/customers.py").read_text().partition("CUSTOMERS = ")[0]
 FILES = {
     "domain/customers.py": CUSTOMERS.replace("import sys\n", "").replace(
-        "from infra.domain_model.contexts import context_of\n", ""
+        "from domain.engine.contexts import context_of\n", ""
     ),
     "policies/welcome.py": '''
 """A customer gets a letter, now and next year; two other systems are told."""

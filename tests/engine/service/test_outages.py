@@ -19,15 +19,15 @@ from infra.log import topics
 from infra.log.clients import KafkaUnavailable
 from infra.log.records import Command
 from infra.settings import Settings
-from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
 from tests.engine.spine import commits, deposit, open_account, scalar, send
+from tools.testing.waiting import DEADLINE_S, until
 
 if TYPE_CHECKING:
-    from infra.dev.kafka import Kafka
-    from infra.dev.postgres import Postgres
-    from infra.dev.stack import Stack
+    from tools.dev.kafka import Kafka
+    from tools.dev.postgres import Postgres
+    from tools.dev.stack import Stack
 
 NAMES = [f"n{n}" for n in range(20)]
 OPENED = [open_account(name) for name in NAMES]

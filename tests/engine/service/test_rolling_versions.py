@@ -22,12 +22,12 @@ from psycopg.conninfo import conninfo_to_dict
 from demo import tree
 from demo.background_thread import BackgroundThread
 from infra.database.connect import connect
-from infra.dev.stack import Stack
 from infra.processes.supervisor import Child, agents, handlers, policies
 from infra.settings import Settings
 from proofs.chaos.policy_judge import is_at_rest
 from tests.engine.service.test_two_releases import DEPOSIT, Edits, Part, Posts, Release, Running, Service, service
 from tests.engine.spine import commits, scalar, set_up
+from tools.dev.stack import Stack
 
 pytestmark = pytest.mark.prove(part="chaos")
 

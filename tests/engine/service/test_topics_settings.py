@@ -11,18 +11,18 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
-from infra import doctor
 from infra.log import clients, topics
 from infra.observability.metrics import REGISTRY
 from infra.settings import Settings
-from infra.testing.fixtures import Samefold
-from infra.testing.waiting import until
 from policies.engine.process import Policies
 from policies.engine.public_schema import publication
 from policies.engine.publisher import Publisher
 from tests.engine.api.api import agent, in_a_loop, served
 from tests.engine.policies.test_policies import FORWARD
 from tests.engine.spine import handler, set_up
+from tools import doctor
+from tools.testing.fixtures import Samefold
+from tools.testing.waiting import until
 
 
 def alter(world: Settings, topic: str, **settings: str | None) -> None:

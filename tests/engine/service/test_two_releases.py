@@ -25,13 +25,13 @@ from demo import tree
 from demo.background_thread import BackgroundThread
 from demo.proof import counted_in, rows_of
 from demo.release import CommandLine
-from infra.dev.process import free_ports
 from infra.processes.supervisor import Child, agents, api, handlers
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT
-from infra.testing.waiting import DEADLINE_S, until
 from proofs.kit import Supervised
 from tests.engine.spine import openings, set_up
+from tools.dev.process import free_ports
+from tools.testing.fixtures import ROOT
+from tools.testing.waiting import DEADLINE_S, until
 
 Posts = Mapping[str, Mapping[str, Any]]
 """Commands by path, `{}` being a new name, and their bodies."""

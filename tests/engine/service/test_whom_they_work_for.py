@@ -24,14 +24,11 @@ from psycopg.conninfo import conninfo_to_dict
 
 from infra.archive.jobs import archive_log
 from infra.database.connect import connect
-from infra.dev.kafka import Kafka
 from infra.errors import SamefoldError
+from infra.processes import workers
 from infra.processes.code_identity import CODE, WrongCode
+from infra.processes.engines import Engine, Local
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT, dev_env, world_of
-from infra.testing.waiting import until
-from projections.engine.rebuild import workers
-from projections.engine.rebuild.engines import Engine, Local
 from projections.engine.rebuild.rebuild import rebuild
 from projections.engine.rebuild.time_travel import look_back
 from projections.engine.verify.verify import verify
@@ -39,11 +36,14 @@ from projections.engine.views.core_views import all_views
 from spark_jobs.agent import Agent
 from tests.engine.bookkeeper import Bookkeeper, folded_lives
 from tests.engine.projections.test_agent import is_made
+from tools.dev.kafka import Kafka
+from tools.testing.fixtures import ROOT, dev_env, world_of
+from tools.testing.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from infra.dev.stack import Stack
+    from tools.dev.stack import Stack
 
 ACCOUNTS = [str(number) for number in range(12)]
 VIEWS = {"balances": all_views()["balances"]}
@@ -205,5 +205,5 @@ def test_each_module_that_decodes_folds_or_writes_is_code() -> None:
     files = [Path(line) for line in said.stdout.splitlines()]
     packages = [ROOT / package for package in ("domain", "projections", "infra", "spark_jobs")]
     imported = {str(file.relative_to(ROOT)) for file in files for package in packages if file.is_relative_to(package)}
-    assert {"domain/accounts.py", "infra/domain_model/storable.py"} <= imported
+    assert {"domain/accounts.py", "domain/engine/storable.py"} <= imported
     assert imported - CODE.keys() == {f"infra/{name}.py" for name in others}

@@ -18,12 +18,12 @@ from unittest.mock import patch
 from infra.database.connect import DatabaseUnavailable
 from infra.processes import faultpoints
 from infra.processes.faultpoints import Point
-from infra.testing.waiting import until
 from projections.engine.views.core_views import agent_views
 from projections.engine.views.view import View
 from spark_jobs import stream
 from spark_jobs.stream import Share
 from tests.engine.projections.bankviews import BALANCES_2, BROKEN, CORRECTED, parking, stopping, view, with_views
+from tools.testing.waiting import until
 
 _fold = stream.fold
 ENDING = BROKEN.replace('raise ValueError("can\'t take this")', "__import__('os').kill(__import__('os').getpid(), 9)")

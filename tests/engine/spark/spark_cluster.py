@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 
 from infra.settings import PREFIX, Settings
-from infra.testing.fixtures import ROOT, dev_env
-from infra.testing.waiting import until
+from tools.testing.fixtures import ROOT, dev_env
+from tools.testing.waiting import until
 
 
 def home() -> Path:

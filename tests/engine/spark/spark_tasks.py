@@ -11,11 +11,11 @@ from pathlib import Path
 from pyspark import TaskContext
 
 from infra.processes import faultpoints
+from infra.processes.workers import Advance
 from infra.settings import Settings
-from infra.testing.waiting import until
 from projections.engine.rebuild.load import Loaded, Part, load
-from projections.engine.rebuild.workers import Advance
 from projections.engine.verify.verify import PartitionTask, Verified, verify_partition
+from tools.testing.waiting import until
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,6 @@ from infra.log.source import LogTrimmed
 from infra.processes.faultpoints import AgentPoint
 from infra.processes.process_end import PartEnded
 from infra.settings import Settings
-from infra.testing.fixtures import Samefold
-from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.rebuild.rebuild import rebuild, resume
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
@@ -45,6 +43,8 @@ from tests.engine.projections.test_agent import NoteTaken
 from tests.engine.spark.spark_armed import Armed, order, views_of
 from tests.engine.spawned import spawned
 from tests.engine.spine import beside, delete, in_a_transaction, produce, scalar, set_up
+from tools.testing.fixtures import Samefold
+from tools.testing.waiting import DEADLINE_S, until
 
 if TYPE_CHECKING:
     from spark_jobs.engine import Spark
@@ -449,7 +449,7 @@ def test_one_query_is_not_started_several_times(samefold: Samefold) -> None:
 
 # ── the world around ──
 
-COMMAND = (sys.executable, "-c", "from infra.cli import main; main()")
+COMMAND = (sys.executable, "-c", "from tools.cli import main; main()")
 
 
 UNFIT: Any = make_dataclass("MoneyDeposited", [("cents", str, "many")])

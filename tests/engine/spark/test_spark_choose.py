@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from projections.engine.rebuild.engines import Local
+from infra.processes.engines import Local
 from spark_jobs.choose import CORE_PER_S, WORTH_S, WrongEngine, choose, engine_for
 
 FEW = int(CORE_PER_S * WORTH_S)
@@ -52,6 +52,6 @@ def test_what_was_chosen_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(("engine", "master"), [("sparkle", None), ("local", MASTER)])
 def test_what_does_not_go_together_is_wrong_usage(engine: str, master: str | None) -> None:
-    with pytest.raises(WrongEngine) as refused, engine_for(engine, master):
+    with pytest.raises(WrongEngine) as refused, engine_for(engine, master, tell=print):
         pass
     assert refused.value.exit_code == 2

@@ -16,10 +16,10 @@ import pytest
 
 from infra.database.connect import connect
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT
 from tests.engine.bookkeeper import Bookkeeper, folded_lives
 from tests.engine.projections.bankviews import live_table, rows
 from tests.engine.spark.spark_cluster import Cluster, plain_environment, spark_submit
+from tools.testing.fixtures import ROOT
 
 ACCOUNTS = [str(number) for number in range(30)]
 

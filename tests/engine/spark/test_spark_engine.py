@@ -18,14 +18,13 @@ from infra.log import topics
 from infra.log.clients import KafkaUnavailable
 from infra.log.rule import START
 from infra.processes.code_identity import CODE
+from infra.processes.engines import Local
+from infra.processes.memory import MemoryShort
 from infra.processes.services import Services
 from infra.settings import Settings
-from infra.testing.fixtures import dev_env
 from projections.engine.fold.errors import LogChanged, PoisonEvent
-from projections.engine.fold.memory import MemoryShort
 from projections.engine.rebuild.build_locks import BuildAbandoned
 from projections.engine.rebuild.builds import begin
-from projections.engine.rebuild.engines import Local
 from projections.engine.rebuild.load import RowsRefused, load, parts
 from projections.engine.rebuild.rebuild import rebuild
 from projections.engine.verify.verify import verify
@@ -37,6 +36,7 @@ from tests.engine.projections.bankviews import live_rows, live_table, rows
 from tests.engine.projections.test_verify import plant, told_of
 from tests.engine.spark.spark_tasks import Order, Staged, compare_and_die_once, die, double, fail, load_staged, seen
 from tests.engine.spine import scalar, set_up
+from tools.testing.fixtures import dev_env
 
 ACCOUNTS = [str(number) for number in range(30)]
 EVERY = list(all_views())

@@ -16,16 +16,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infra.dev.java import utf8
+from infra.processes.java import utf8
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT
-from infra.testing.waiting import DEADLINE_S, until
 from spark_jobs import engine
 from spark_jobs.jvm import SparkUnavailable
 from spark_jobs.session import SparkUnfit, session
 from tests.engine.bookkeeper import Bookkeeper
 from tests.engine.spark.spark_cluster import plain_environment, runs
 from tests.engine.spine import scalar, set_up
+from tools.testing.fixtures import ROOT
+from tools.testing.waiting import DEADLINE_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,7 @@ CHAOS = pytest.mark.prove(part="chaos")
 STARTS = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from infra.cli import print_error
+from tools.cli import print_error
 from infra.errors import SamefoldError
 from spark_jobs import session as sessions
 sessions.STOP_S = float(os.environ.get("STOP_S", sessions.STOP_S))

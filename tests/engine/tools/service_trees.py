@@ -14,9 +14,9 @@ from subprocess import CompletedProcess
 import pytest
 
 from infra.settings import PREFIX
-from infra.testing.fixtures import ROOT
+from tools.testing.fixtures import ROOT
 
-SAMEFOLD = "from infra.cli import main; main()"
+SAMEFOLD = "from tools.cli import main; main()"
 
 
 def copy_of_this_tree(folder: Path, *, without: Collection[str] = ()) -> Path:

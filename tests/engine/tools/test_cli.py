@@ -15,10 +15,10 @@ import psutil
 import pytest
 import typer
 
-from infra import cli
 from infra.errors import SamefoldError
-from infra.testing.fixtures import ROOT, Samefold
-from infra.testing.waiting import until
+from tools import cli
+from tools.testing.fixtures import ROOT, Samefold
+from tools.testing.waiting import until
 
 HEAVY = {"aiokafka", "alembic", "confluent_kafka", "faust", "psycopg", "pydantic", "pyspark", "rich", "sqlalchemy"}
 
@@ -77,7 +77,7 @@ def test_an_interrupt_is_130(tmp_path: Path) -> None:
 
     with (tmp_path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        script = "from infra.cli import main; main()"
+        script = "from tools.cli import main; main()"
         waiting = subprocess.Popen(
             [sys.executable, "-X", "importtime", "-c", script, "dev", "up"],
             env=os.environ | {"PYTHONPATH": str(ROOT), "SAMEFOLD_DATA_DIR": str(tmp_path)},
@@ -86,7 +86,7 @@ def test_an_interrupt_is_130(tmp_path: Path) -> None:
         )
         assert waiting.stderr is not None
         with waiting.stderr as said:
-            assert any("infra.dev.stack" in line for line in said)  # its last import before the lock
+            assert any("tools.dev.stack" in line for line in said)  # its last import before the lock
             waiting.send_signal(signal.SIGINT)
             rest = said.read()
         assert waiting.wait(20) == 130
@@ -101,7 +101,7 @@ def test_wrong_settings_are_2(samefold: Samefold, monkeypatch: pytest.MonkeyPatc
 
 
 def test_start_up_imports_nothing_heavy() -> None:
-    script = "import sys; from infra.cli import build; build(); print(*{name.split('.')[0] for name in sys.modules})"
+    script = "import sys; from tools.cli import build; build(); print(*{name.split('.')[0] for name in sys.modules})"
     done = subprocess.run(
         [sys.executable, "-c", script],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -130,7 +130,7 @@ def test_an_agent_that_no_view_names_is_refused_before_anything_starts(samefold:
 @contextmanager
 def running(folder: Path, *arguments: str) -> Iterator[psutil.Process]:
     """`samefold run …` where `folder` is `policies/`; one Ctrl-C ends it."""
-    script = f"import policies.engine; policies.__path__ = [{str(folder)!r}]; from infra.cli import main; main()"
+    script = f"import policies.engine; policies.__path__ = [{str(folder)!r}]; from tools.cli import main; main()"
     nowhere = {"SAMEFOLD_KAFKA_BOOTSTRAP": "127.0.0.1:1", "SAMEFOLD_DATABASE_URL": "host=127.0.0.1 port=1"}
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
@@ -147,7 +147,7 @@ def running(folder: Path, *arguments: str) -> Iterator[psutil.Process]:
 
 
 def test_policies_and_publisher_run_where_there_are_any(tmp_path: Path) -> None:
-    event = "from domain.language import fact\nfrom infra.domain_model.contexts import contexts\n"
+    event = "from domain.language import fact\nfrom domain.engine.contexts import contexts\n"
     event += "Event = next(iter(next(iter(contexts().values())).events.values()))\nVERSION = 1\n"
     (tmp_path / "reminders.py").write_text(f"{event}def react(event: Event, at): return []\n")
     (tmp_path / "public.py").write_text("")

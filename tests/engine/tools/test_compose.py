@@ -11,10 +11,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from infra.cli import build
-from infra.dev.jars import KAFKA
-from infra.dev.postgres import VERSION, binaries
 from infra.settings import PREFIX, Settings
+from spark_jobs.jars import KAFKA
+from tools.cli import build
+from tools.dev.postgres import VERSION, binaries
 
 ROOT = Path(__file__).parents[3]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

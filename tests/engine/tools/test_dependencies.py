@@ -85,10 +85,10 @@ class Refuse:
             raise ModuleNotFoundError(f"the image has no {{name}}", name=name)
 
 sys.meta_path.insert(0, Refuse())
-import api, commands, infra, policies, projections
-for package in (api, commands, infra, policies, projections):
+import api, commands, domain, infra, policies, projections, tools
+for package in (api, commands, domain, infra, policies, projections, tools):
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if not found.name.startswith(("infra.testing", "projections.migrations")):
+        if not found.name.startswith(("tools.testing", "projections.migrations")):
             importlib.import_module(found.name)
 importlib.import_module("spark_jobs.choose")
 """

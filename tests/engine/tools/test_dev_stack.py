@@ -21,16 +21,16 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from pydantic import SecretStr
 
-from infra.dev.kafka import Kafka
-from infra.dev.postgres import Postgres
-from infra.dev.stack import Stack
 from infra.settings import DEV_ENV, Settings
-from infra.testing.fixtures import ROOT, Samefold
-from infra.testing.waiting import DEADLINE_S, until
 from tests.engine.api.front import free_port
+from tools.dev.kafka import Kafka
+from tools.dev.postgres import Postgres
+from tools.dev.stack import Stack
+from tools.testing.fixtures import ROOT, Samefold
+from tools.testing.waiting import DEADLINE_S, until
 
 LONGEST_SOCKET_PATH = 103  # bytes, on macOS; Linux has 107
-UP = [sys.executable, "-c", "from infra.cli import main; main()", "dev", "up"]
+UP = [sys.executable, "-c", "from tools.cli import main; main()", "dev", "up"]
 
 
 @pytest.fixture(scope="module")
@@ -281,8 +281,8 @@ def require_refused(samefold: Samefold, settings: Settings, why: str) -> None:
 
 STARTING = """
 import sys, time
-from infra.cli import main
-from infra.dev.stack import Stack
+from tools.cli import main
+from tools.dev.stack import Stack
 
 def up(self):
     print("starting", flush=True)
@@ -316,7 +316,7 @@ def test_the_end_of_the_terminal_stops_everything(own_stack: Stack) -> None:
             return client.connect_ex(("127.0.0.1", port)) == 0
 
     heeding = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"  # these tests may run under nohup
-    command = [sys.executable, "-c", f"{heeding}; from infra.cli import main; main()", "dev", "run"]
+    command = [sys.executable, "-c", f"{heeding}; from tools.cli import main; main()", "dev", "run"]
     with subprocess.Popen(command, env=environment(own_stack) | {"SAMEFOLD_API_PORT": str(port)}) as run:
         try:
             until(is_served, "it is served")

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from infra import doctor
-from infra.dev import jars
-from infra.dev.java import JavaMissing, find_java
-from infra.dev.kafka import Kafka
-from infra.domain_model import contexts
-from infra.personal.masters import new_line
+from domain.engine import contexts
+from domain.engine.personal.masters import new_line
+from infra.processes.java import JavaMissing, find_java
 from infra.settings import Settings
-from infra.testing.fixtures import Samefold
+from spark_jobs import jars
+from tools import doctor
+from tools.dev.kafka import Kafka
+from tools.testing.fixtures import Samefold
 
 
 def finding(name: str) -> doctor.Finding:

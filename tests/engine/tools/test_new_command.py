@@ -19,11 +19,11 @@ from api.app import create_app
 from demo import tree
 from demo.crew import Crew
 from infra.settings import Settings
-from infra.testing.waiting import DEADLINE_S, until
 from tests.engine.api.front import free_port, is_ready
 from tests.engine.pages.test_readme import blocks, section
 from tests.engine.spine import set_up
 from tests.engine.tools.service_trees import Tree
+from tools.testing.waiting import DEADLINE_S, until
 
 pytestmark = pytest.mark.slow
 

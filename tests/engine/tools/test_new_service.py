@@ -15,11 +15,11 @@ from typing import Any
 import httpx
 import pytest
 
-from infra.testing.fixtures import ROOT
-from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.views.core_views import OUTCOMES_VERSION
 from tests.engine.pages.pages import Author, author  # noqa: F401
 from tests.engine.tools.service_trees import Tree
+from tools.testing.fixtures import ROOT
+from tools.testing.waiting import DEADLINE_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.xdist_group("services")]
 
@@ -55,7 +55,7 @@ def test_a_new_service_has_nothing_of_the_bank_and_its_own_name(hotel: Tree) -> 
             r"account|balance|bank|transfer|standing|\bthings?\b", (hotel.folder / name).read_text(), re.IGNORECASE
         ), name
     assert {path.name for path in hotel.folder.iterdir() if path.is_dir() and not path.name.startswith(".")} == {
-        *("api", "commands", "docs", "domain", "infra", "policies", "projections", "spark_jobs", "tests"),
+        *("api", "commands", "docs", "domain", "infra", "policies", "projections", "spark_jobs", "tests", "tools"),
         *(name for name in ("requirements",) if (ROOT / name).is_dir()),
     }
     assert "  policies/engine/policy.py\n" in (hotel.folder / ".samefold.sha256").read_text()
@@ -206,7 +206,7 @@ def test_an_update_merges_local_changes_and_lists_conflicts(source: Tree, hotel:
 
 @pytest.mark.prove(part="new-services")
 def test_a_changed_file_that_is_gone_in_the_newer_samefold_is_listed(source: Tree, hotel: Tree, tmp_path: Path) -> None:
-    gone = "infra/dev/prerequisites.sh"
+    gone = "tools/dev/prerequisites.sh"
     (hotel.folder / gone).write_text((hotel.folder / gone).read_text() + "\n# ours\n")
     hotel.commit("A change of our own")
     before = hotel.digests()
@@ -240,7 +240,7 @@ def test_a_changed_file_that_is_gone_in_the_newer_samefold_is_listed(source: Tre
 @pytest.mark.prove(part="new-services")
 def test_a_core_table_that_is_new_comes_along(source: Tree, hotel: Tree, data: Path) -> None:
     newer = Tree(Path(shutil.copytree(source.folder, data / "newer", symlinks=True)), data)
-    versions = newer.folder / "infra" / "database" / "migrations" / "versions"
+    versions = newer.folder / "infra" / "database" / "migrations"
     program = "from infra.database.revisions import heads; print(heads()['core'])"
     head = newer.run(sys.executable, "-c", program).stdout.strip()
     (versions / "2026_12_01_0123456789ab_more.py").write_text(

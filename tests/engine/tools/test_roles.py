@@ -18,13 +18,13 @@ import httpx
 import psutil
 import pytest
 
-from infra.dev.stack import Stack
-from infra.testing.fixtures import ROOT
-from infra.testing.waiting import DEADLINE_S, until
 from tests.engine.api.front import free_port, is_ready
 from tests.engine.infra.role_worlds import role_world
 from tests.engine.tools.service_trees import SAMEFOLD, copy_of_this_tree
 from tests.engine.tools.test_compose import OURS, SERVICES, make_secrets, mounted
+from tools.dev.stack import Stack
+from tools.testing.fixtures import ROOT
+from tools.testing.waiting import DEADLINE_S, until
 
 
 @pytest.mark.slow

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.testing.again import MOST, UNSTABLE
-from infra.testing.fixtures import ROOT
-from infra.testing.rings import FAILURES
-from infra.testing.waiting import DEADLINE_S
+from tools.testing.again import MOST, UNSTABLE
+from tools.testing.fixtures import ROOT
+from tools.testing.rings import FAILURES
+from tools.testing.waiting import DEADLINE_S
 
 FAILS_FIRST = """
 import pytest
@@ -55,7 +55,7 @@ class Checkout:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        plugins = [f'"-p", "infra.testing.{name}"' for name in ("fixtures", "rings", "leftovers")]
+        plugins = [f'"-p", "tools.testing.{name}"' for name in ("fixtures", "rings", "leftovers")]
         (folder / "pyproject.toml").write_text(
             f'[tool.pytest.ini_options]\naddopts = [{", ".join(plugins)}]\nmarkers = ["slow", "prove", "integration"]\n'
         )
@@ -76,7 +76,7 @@ class Checkout:
         """Run these tests, and then what failed again, as `.ci/run` does; how the second run ended."""
         (self.folder / "test_it.py").write_text(tests)
         assert self.python("pytest", "-q", *options).returncode == 1
-        return self.python("infra.testing.again")
+        return self.python("tools.testing.again")
 
 
 @pytest.fixture
@@ -102,11 +102,11 @@ def test_more_than_a_few_fail_the_run_at_once(checkout: Checkout) -> None:
 
 
 def test_a_run_that_ended_for_another_reason_is_not_repeated(checkout: Checkout) -> None:
-    assert checkout.python("infra.testing.again").returncode == 1
+    assert checkout.python("tools.testing.again").returncode == 1
     (checkout.folder / "test_it.py").write_text("import nothing_of_that_name\n")
     assert checkout.python("pytest", "-q").returncode == 2
     assert (checkout.folder / FAILURES).exists()
-    assert checkout.python("infra.testing.again").returncode == 1
+    assert checkout.python("tools.testing.again").returncode == 1
 
 
 def test_what_a_test_leaves_behind_fails_it_and_not_its_neighbour(checkout: Checkout) -> None:

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from domain.language import kebab
-from infra.cli.new import new
 from infra.errors import SamefoldError
-from infra.scaffold import copying
-from infra.scaffold.copying import BrokenFile, NotCopied
-from infra.scaffold.names import BadName, check_service, names_of
-from infra.scaffold.parts import AlreadyThere, Kind, NoPlace, Parts
-from infra.testing.fixtures import ROOT
+from tools.cli.new import new
+from tools.scaffold import copying
+from tools.scaffold.copying import BrokenFile, NotCopied
+from tools.scaffold.names import BadName, check_service, names_of
+from tools.scaffold.parts import AlreadyThere, Kind, NoPlace, Parts
+from tools.testing.fixtures import ROOT
 
 
 @pytest.fixture

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 import yaml
 
-from infra.dev import audit, jars, sbom
-from infra.testing.fixtures import ROOT
+from spark_jobs import jars
+from tools.dev import audit, sbom
+from tools.testing.fixtures import ROOT
 
 LOCKED = {**jars.locked(), **jars.locked(jars.CONNECTOR_LOCK)}
 VALID = """
@@ -49,7 +50,7 @@ def test_the_page_names_each_jar_that_is_not_under_apaches_licence() -> None:
 @pytest.mark.slow
 def test_the_sbom_names_each_package_and_jar_with_hashes_and_licence(tmp_path: Path) -> None:
     written = tmp_path / "sbom.cdx.json"
-    command = [sys.executable, "-m", "infra.dev.sbom", str(written)]
+    command = [sys.executable, "-m", "tools.dev.sbom", str(written)]
     subprocess.run(command, cwd=ROOT, check=True, env={"PATH": "", "HTTPS_PROXY": "http://127.0.0.1:9"})
     text = written.read_text()
     valid = subprocess.run(

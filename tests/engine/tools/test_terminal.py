@@ -8,10 +8,10 @@ import click
 import pytest
 from rich.console import Console
 
-from infra import terminal
-from infra.cli import print_error
 from infra.errors import SamefoldError
-from infra.terminal import Stages
+from tools import terminal
+from tools.cli import print_error
+from tools.terminal import Stages
 
 
 def test_stages_tell_how_much_how_fast_and_how_long_still(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,86 @@
+"""`samefold add context | event | command | view | policy`: write a new part of the service, with its test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tools.scaffold.parts import Kind, Parts
+
+if TYPE_CHECKING:
+    from tools.scaffold.parts import Written
+
+Context = Annotated[str | None, typer.Option(help="The context that it belongs to; needed if there are several.")]
+Fields = Annotated[
+    list[str] | None, typer.Argument(metavar="[FIELD:TYPE]…", help="Its fields, such as guest:Text nights:int.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(
+        help="Write a new part of the service, with its test, and print the next steps.", no_args_is_help=True
+    )
+    group.command()(context)
+    group.command()(event)
+    group.command()(command)
+    group.command()(view)
+    group.command()(policy)
+    app.add_typer(group, name="add")
+
+
+def context(name: Annotated[str, typer.Argument(help="In lower case and the plural, such as rooms.")]) -> None:
+    """Write a bounded context, domain/NAME.py: an event, a command and a refusal to rename."""
+    _print(_parts().context(name))
+
+
+def event(
+    name: Annotated[str, typer.Argument(help="What happened, such as RoomBooked.")],
+    fields: Fields = None,
+    context: Context = None,
+) -> None:
+    """Write an event into its context, with a case in `evolve`."""
+    _print(_parts().event(name, context, fields or []))
+
+
+def command(
+    name: Annotated[str, typer.Argument(help="What a client wants to happen, such as BookRoom.")],
+    fields: Fields = None,
+    event: Annotated[
+        str | None, typer.Option(help="The event that it leads to; the command gets that event's fields.")
+    ] = None,
+    context: Context = None,
+) -> None:
+    """Write a command into its context, with a case in `decide`."""
+    _print(_parts().command(name, context, fields or [], event))
+
+
+def view(
+    name: Annotated[str, typer.Argument(help="In lower case, such as free_rooms.")],
+    kind: Annotated[
+        Kind, typer.Option(help="A row per stream, lines that are only added, or sums over all streams.")
+    ] = Kind.ENTITY,
+    context: Context = None,
+) -> None:
+    """Write a view of a context, projections/NAME.py."""
+    _print(_parts().view(name, context, kind))
+
+
+def policy(
+    name: Annotated[str, typer.Argument(help="In lower case, such as reminders.")], context: Context = None
+) -> None:
+    """Write a policy, policies/NAME.py: what follows from which event of a context."""
+    _print(_parts().policy(name, context))
+
+
+def _parts() -> Parts:
+    return Parts(Path(__file__).parents[2])
+
+
+def _print(written: Written) -> None:
+    for file in written.files:
+        typer.echo(f"wrote  {file}")
+    typer.echo("\nNext:")
+    for number, step in enumerate(written.next, 1):
+        typer.echo(f"  {number}. {step}")

@@ -1,0 +1,104 @@
+"""`samefold db`: the database's tables, by migrations."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="The database's tables.", no_args_is_help=True)
+    group.command()(upgrade)
+    group.command()(revision)
+    group.command()(check)
+    group.command()(roles)
+    group.command()(password)
+    app.add_typer(group, name="db")
+
+
+def upgrade(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """Bring the database to this code's newest migration. Safe to run again, and by several at once."""
+    from infra.settings import Settings
+    from tools.migrations import migrate
+    from tools.terminal import print_json, stdout
+
+    before, after = migrate.upgrade(Settings())
+    if as_json:
+        print_json({"before": before, "after": after})
+    elif before == after:
+        stdout.print(f"The database is at migration {' and '.join(after)}, as this code needs it.")
+    else:
+        stdout.print(f"The database went from migration {' and '.join(before) or 'none'} to {' and '.join(after)}.")
+
+
+def revision(
+    message: Annotated[str, typer.Option("--message", "-m", help="What the migration is for, in a few words.")],
+) -> None:
+    """Write the migration from the database to what the code declares: tables of new views and raised versions.
+
+    Exit code 1 where an existing version's table would have to change: raise the view's version.
+    """
+    from infra.settings import Settings
+    from tools.migrations import migrate
+    from tools.terminal import stdout
+
+    written = migrate.revise(Settings(), message)
+    if written is None:
+        stdout.print("Nothing to do: the database has every table that the code declares.")
+    else:
+        stdout.print(f"Wrote {written}\nRead it, then run `samefold db upgrade`.")
+
+
+def check() -> None:
+    """Compare the database with what the code declares. Exit code 1 where they differ."""
+    from infra.settings import Settings
+    from tools.migrations import migrate
+    from tools.terminal import stdout
+
+    migrate.check(Settings())
+    stdout.print("The database has exactly the tables that the code declares.")
+
+
+def roles(
+    prefix: Annotated[str, typer.Option(help="What the roles' names begin with.")] = "samefold",
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Run the SQL, in one transaction, instead of printing it.")
+    ] = False,
+) -> None:
+    """Print the SQL that makes a role for each kind of process and hands the tables to their owner. Safe to run again.
+
+    SAMEFOLD_DATABASE_URL must name an administrator to apply it, anybody to print it.
+    """
+    from infra.database import roles as found
+    from infra.database.connect import connect, naming
+    from infra.settings import Settings
+
+    settings = Settings()
+    with naming(settings), connect(settings, "samefold db roles") as connection:
+        if apply:
+            count = found.apply(settings, connection, prefix)
+            typer.echo(f"Applied {count} statements. `samefold db password ROLE` sets a role's password.")
+        else:
+            statements = [statement.as_string(connection) for statement in found.script(connection, prefix)]
+            typer.echo("\n".join(f"{line};" for line in ("begin", *statements, "commit")))
+
+
+def password(role: Annotated[str, typer.Argument(help="A role's whole name, e.g. samefold_api.")]) -> None:
+    """Set a role's password, which is asked for, or read from standard input. Only a SCRAM verifier reaches PostgreSQL."""
+    import sys
+
+    from infra.database import roles as found
+    from infra.database.connect import connect
+    from infra.settings import Settings
+
+    if sys.stdin.isatty():
+        secret = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+    else:
+        secret = sys.stdin.read().removesuffix("\n").removesuffix("\r")
+    if not (secret and secret.isprintable()):
+        raise typer.BadParameter("it is empty, or holds a character that no password may", param_hint="the password")
+    settings = Settings()
+    with connect(settings, "samefold db password") as connection:
+        found.set_password(settings, connection, role, secret)
+    typer.echo(f"Set the password of {role}.")

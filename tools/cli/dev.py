@@ -1,0 +1,180 @@
+"""`samefold dev up | run | down | status | reset | token`: the embedded development stack."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infra.errors import SamefoldError
+from tools.cli import Json, Yes
+
+if TYPE_CHECKING:
+    from infra.settings import Settings
+    from tools.dev.stack import Stack
+
+
+class AlreadyRunning(SamefoldError):
+    """Another `samefold dev run` has this data folder, or it or another program the API's port."""
+
+
+class OtherServices(SamefoldError):
+    """The settings name services that are not the development stack's."""
+
+
+def register(app: typer.Typer) -> None:
+    dev = typer.Typer(
+        help="Kafka and PostgreSQL on this machine, under one data folder, without Docker.", no_args_is_help=True
+    )
+    for command in (up, run, down, status, reset, token):
+        dev.command()(command)
+    app.add_typer(dev, name="dev")
+
+
+def up() -> None:
+    """Start both, or repair what was killed; quick when they run."""
+    from infra.settings import Settings
+
+    stack = _stack()
+    _require_own(stack, Settings())
+    stack.up()
+    typer.echo(f"Kafka       {stack.kafka.bootstrap}")
+    typer.echo(f"PostgreSQL  {stack.postgres.url()}")
+    typer.echo(f"Data        {stack.folder}")
+    typer.echo("\nNext: `samefold db upgrade`, then `samefold run all`. To stop: `samefold dev down`.")
+
+
+def run() -> None:
+    """Start both, bring tables and topics up to date, and run all processes. One Ctrl-C stops all; the data stays."""
+    from infra.log.topics import ensure
+    from infra.processes.interrupts import one_interrupt
+    from infra.settings import Settings
+    from policies.engine.activations import start_all
+    from tools.cli.run import run_all
+    from tools.migrations.migrate import upgrade
+
+    stack, settings = _stack(), Settings()
+    _require_own(stack, settings)
+    with _only_one(settings), one_interrupt():
+        try:
+            stack.up()
+            settings = Settings()
+            upgrade(settings)
+            ensure(settings)
+            start_all(settings)
+            url = f"http://{settings.api_host}:{settings.api_port}"
+            shown = f"{url}/docs. What it takes and shows: {url}/openapi.json" if settings.shows_docs else url
+            typer.echo(f"The API: {shown}. Ctrl-C stops everything.")
+            run_all()
+        finally:
+            stack.down()
+
+
+def _require_own(stack: Stack, settings: Settings) -> None:
+    """Raises OtherServices where the stack would not be what the settings name."""
+    configured = {settings.kafka_bootstrap, settings.database_url and settings.database}
+    if not configured <= {None, stack.kafka.bootstrap, stack.postgres.url(), *stack.dev_env()}:
+        raise OtherServices(
+            "The settings name another Kafka or database than the development stack's.",
+            "Remove SAMEFOLD_KAFKA_BOOTSTRAP and SAMEFOLD_DATABASE_URL from the environment and .env; to use those services, "
+            "`samefold run all`.",
+        )
+
+
+@contextmanager
+def _only_one(settings: Settings) -> Iterator[None]:
+    """Refuse a second run, which at its end would stop the first one's Kafka and PostgreSQL, and one on a port that is taken.
+
+    The port has a lock too: another service that has just started does not listen yet. Raises AlreadyRunning, FolderUnusable.
+    """
+    from tools.dev.stack import make_folder
+
+    make_folder(settings.data_dir)
+    port = f"samefold-{os.getuid()}-port-{settings.api_port}.lock"
+    port_in_use = AlreadyRunning(
+        f"Port {settings.api_port} of {settings.api_host} is in use.",
+        "Stop what listens there, or set SAMEFOLD_API_PORT.",
+    )
+    with (
+        (settings.data_dir / "run.lock").open("w") as lock,
+        (Path(tempfile.gettempdir()) / port).open("w") as port_lock,
+    ):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AlreadyRunning(
+                f"The service in {settings.data_dir} is already running.", "Stop it first: Ctrl-C in its terminal."
+            ) from None
+        if settings.api_port:  # 0: each takes a free one
+            try:
+                fcntl.flock(port_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise port_in_use from None
+        with suppress(OSError), socket.create_connection((settings.api_host, settings.api_port), 1):
+            raise port_in_use
+        yield
+
+
+def down() -> None:
+    """Stop both; the data stays."""
+    _stack().down()
+    typer.echo("Stopped. The data is still there: `samefold dev up` goes on, `samefold dev reset` removes it.")
+
+
+def status(as_json: Json = False) -> None:
+    """What runs, where, and where it logs. Exit code 1 unless both answer."""
+    from tools.terminal import show
+
+    def text(found: Any) -> Iterator[str]:
+        for name, service in (("Kafka", found["kafka"]), ("PostgreSQL", found["postgres"])):
+            state = (
+                "answers" if service["answers"] else "runs, but does not answer" if service["running"] else "is down"
+            )
+            yield f"{name:<12}{state:<28}{service['endpoint'] or ''}  (log: {service['log']})"
+
+    found = _stack().status()
+    show(found, text, as_json=as_json)
+    if not (found["kafka"]["answers"] and found["postgres"]["answers"]):
+        raise typer.Exit(1)
+
+
+def reset(yes: Yes = False) -> None:
+    """Stop both and remove their data."""
+    stack = _stack()
+    if not yes:
+        typer.confirm(f"Remove all of Kafka's and PostgreSQL's data in {stack.folder}?", abort=True)
+    stack.reset()
+    typer.echo("Removed.")
+
+
+def token(
+    subject: Annotated[str, typer.Option(help="Whom the token names.")],
+    role: Annotated[list[str] | None, typer.Option(help="A role of theirs; may be repeated.")] = None,
+    scope: Annotated[list[str] | None, typer.Option(help="A scope, like metrics; may be repeated.")] = None,
+    minutes: Annotated[float, typer.Option(min=0.1, max=525_600, help="How long it is valid.")] = 60,
+) -> None:
+    """Print a token that the API takes where SAMEFOLD_AUTH=jwt. The stack must be up."""
+    from infra.settings import Settings
+    from tools.dev.issuer import ISSUER
+
+    stack, settings = _stack(), Settings()
+    if settings.jwt_issuer != ISSUER or settings.jwt_keys != str(stack.issuer.keys):
+        raise OtherServices(
+            f"The settings name another issuer than the development stack's: {settings.jwt_issuer or 'none'}.",
+            "Run `samefold dev up`, and leave SAMEFOLD_JWT_ISSUER and SAMEFOLD_JWT_KEYS unset; or ask that issuer for a token.",
+        )
+    typer.echo(stack.issuer.token(subject, role or (), scope or (), minutes))
+
+
+def _stack() -> Stack:
+    from infra.settings import Settings
+    from tools.dev.stack import Stack
+
+    return Stack(Settings().data_dir)

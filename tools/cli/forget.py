@@ -1,0 +1,45 @@
+"""`samefold forget SUBJECT`: what was sealed about a person can never be read again."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tools.cli import Json, Yes
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(forget)
+
+
+def forget(
+    subject: Annotated[
+        str, typer.Argument(help="Whom: a stream's name, or what a SubjectId names.", show_default=False)
+    ],
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Destroy the keys of a subject: whoever shows their personal values shows the fallback from now on. Final.
+
+    Safe to run again. A subject without keys is forgotten too: nothing personal can be written about them any more.
+    """
+    from domain.engine.personal.keys import Keys, require_subject
+    from infra.database.connect import connect, naming
+    from infra.settings import Settings
+    from tools import terminal
+
+    settings = Settings()
+    require_subject(subject)
+    keys = Keys(settings)
+    if not yes:
+        typer.confirm(f"Forget '{subject}' for good? No backup of Samefold's brings it back.", abort=True, err=True)
+    with naming(settings), connect(settings, "samefold forget") as connection:
+        found = keys.forget(connection, subject)
+    destroyed = f"{found.keys} {'key was' if found.keys == 1 else 'keys were'} destroyed."
+    nothing = "It was forgotten before." if found.before else "Nothing was found under this name: check it."
+    terminal.show(
+        found._asdict(),
+        lambda _: [f"'{subject}' is forgotten. {destroyed if found.keys else nothing}"],
+        as_json=as_json,
+    )

@@ -1,0 +1,49 @@
+"""`samefold keys`: the master key, which the keys of personal values are wrapped with."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tools.cli import Json
+
+
+def register(app: typer.Typer) -> None:
+    keys = typer.Typer(help="The master key of personal values.", no_args_is_help=True)
+    for command in (new, rotate):
+        keys.command()(command)
+    app.add_typer(keys, name="keys")
+
+
+def new(
+    name: Annotated[
+        str | None, typer.Option(help="What keys will name it by; by default today's date and a random part.")
+    ] = None,
+) -> None:
+    """Print a line with a new master key, for the file that SAMEFOLD_MASTER_KEY_FILE names. It is written nowhere else."""
+    from datetime import UTC, datetime
+    from secrets import token_hex
+
+    from domain.engine.personal.masters import new_line
+
+    typer.echo(new_line(name or f"{datetime.now(UTC):%Y-%m-%d}-{token_hex(2)}"))
+
+
+def rotate(as_json: Json = False) -> None:
+    """Wrap every key again with the file's first master key; then the others are not needed. Safe to run again, while all runs."""
+    from domain.engine.personal.keys import Keys
+    from domain.engine.personal.masters import masters
+    from infra.database.connect import connect, naming
+    from infra.settings import Settings
+    from tools import terminal
+
+    settings = Settings()
+    keys = Keys(settings)
+    with naming(settings), connect(settings, "samefold keys") as connection:
+        keys.start(connection)
+        with terminal.progress("keys", keys.open_count(connection), quiet=as_json) as done:
+            count = keys.rotate(connection, done)
+        result = {"master": masters(settings).first, "wrapped": count, "left": keys.open_count(connection)}
+    left = f" {result['left']} came meanwhile from processes with another file: run it again." if result["left"] else ""
+    terminal.show(result, lambda _: [f"{count} keys are wrapped with '{result['master']}' now.{left}"], as_json=as_json)

@@ -1,0 +1,238 @@
+"""`samefold outbox`: the wishes of policies on their way, and what to do about dead letters."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tools.cli import Json, Yes
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from policies.engine.operate import Which, WishNow
+
+WishId = Annotated[str, typer.Argument(metavar="ID", help="A wish's id.")]
+Ids = Annotated[
+    list[str] | None, typer.Argument(metavar="[ID…]", help="Ids of wishes; - reads them from standard input.")
+]
+OfPolicy = Annotated[str | None, typer.Option("--policy", help="Of this policy only.")]
+OfEndpoint = Annotated[str | None, typer.Option("--endpoint", help="Posts to this endpoint only.")]
+OfReason = Annotated[str | None, typer.Option("--reason", help="Dead letters of this reason only, e.g. gave-up.")]
+TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"]
+Since = Annotated[
+    datetime | None,
+    typer.Option("--since", help="Wished since then only; in UTC if no zone is given.", formats=TIMES),
+]
+Until = Annotated[
+    datetime | None,
+    typer.Option("--until", help="Wished before that only; in UTC if no zone is given.", formats=TIMES),
+]
+SHOWN = 20
+"""So many wishes are named before they are dropped."""
+
+
+def register(app: typer.Typer) -> None:
+    outbox = typer.Typer(help="Wishes of policies on their way, and dead letters.", no_args_is_help=True)
+    outbox.command("list")(list_)
+    for command in (show, retry, drop):
+        outbox.command()(command)
+    app.add_typer(outbox, name="outbox")
+
+
+def list_(
+    policy: OfPolicy = None,
+    endpoint: OfEndpoint = None,
+    reason: OfReason = None,
+    since: Since = None,
+    until: Until = None,
+    dead: Annotated[bool, typer.Option("--dead", help="Dead letters only.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Show so many, the oldest ones.")] = 100,
+    as_json: Json = False,
+) -> None:
+    """What is in the outbox, without bodies."""
+    from infra.settings import Settings
+    from policies.engine.operate import COUNTED, Which, require_known, wishes
+    from policies.engine.policy import discover
+    from tools import terminal
+
+    settings = Settings()
+    since, until = _in_utc(since), _in_utc(until)
+    which = Which(policy=policy, endpoint=endpoint, reason=reason, since=since, until=until, alive=not dead)
+    total, found = wishes(settings, which, limit=limit)
+    if policy is not None and not found:
+        require_known(settings, policy, discover())
+
+    def text(_: Any) -> Iterator[RenderableType]:
+        if not found:
+            yield "There are no dead letters." if dead else "Nothing is on its way."
+            return
+        columns = ("id", "state", "kind", "from", "to", "type", "wished", "due", "attempts", "why")
+        yield terminal.table(columns, map(_row, found))
+        if total > len(found):
+            yield f"… and {total - len(found):,} more{' at least' if total >= COUNTED else ''}: --limit"
+
+    terminal.show({"total": total, "wishes": found}, text, as_json=as_json)
+
+
+def show(ident: WishId, as_json: Json = False) -> None:
+    """All there is of one wish, its bodies too. They may be confidential."""
+    from domain.engine.personal.opening import shown
+    from infra.settings import Settings
+    from policies.engine.operate import wish
+    from tools import terminal
+
+    def text(found: dict[str, Any]) -> Iterator[RenderableType]:
+        values = {name: value for name, value in found.items() if value is not None}
+        yield terminal.table(("", ""), ((name, _plain(value)) for name, value in values.items()))
+        if found["dead"]:
+            yield f"`samefold outbox retry {ident}` once the cause is gone, or `samefold outbox drop {ident}`."
+
+    settings = Settings()
+    terminal.show(shown(settings, wish(settings, ident)), text, as_json=as_json)
+
+
+def retry(
+    idents: Ids = None,
+    policy: OfPolicy = None,
+    endpoint: OfEndpoint = None,
+    reason: OfReason = None,
+    since: Since = None,
+    until: Until = None,
+    as_json: Json = False,
+) -> None:
+    """Send dead letters again: those that are named, or all that the options fit."""
+    from infra.settings import Settings
+    from policies.engine.operate import require_known
+    from policies.engine.operate import retry as run
+    from policies.engine.policy import discover
+    from tools import terminal
+
+    settings, which = Settings(), _which(idents, policy, endpoint, reason, since, until)
+    with terminal.progress("retry", None, quiet=as_json or bool(idents)) as advance:
+        retried, left = run(settings, which, advance)
+    if policy is not None and not retried + left:
+        require_known(settings, policy, discover())
+
+    def text(_: Any) -> Iterator[str]:
+        yield f"{retried:,} to be sent again."
+        if left:
+            yield f"{left:,} can't be: `samefold outbox list --dead` shows why."
+
+    terminal.show({"retried": retried, "left": left}, text, as_json=as_json)
+
+
+def drop(
+    idents: Ids = None,
+    policy: OfPolicy = None,
+    endpoint: OfEndpoint = None,
+    reason: OfReason = None,
+    since: Since = None,
+    until: Until = None,
+    alive: Annotated[bool, typer.Option("--all", help="What the options fit, also if it is no dead letter.")] = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Remove wishes for good: those that are named, or all dead letters that the options fit."""
+    from infra.settings import Settings
+    from policies.engine.operate import COUNTED, named, require_known, wishes
+    from policies.engine.operate import drop as run
+    from policies.engine.policy import discover
+    from tools import terminal
+
+    settings, which = Settings(), _which(idents, policy, endpoint, reason, since, until, alive=alive)
+    if which.ids is not None:
+        found = named(settings, which.ids)
+        total = len(found)
+    else:
+        total, found = wishes(settings, which, limit=SHOWN)
+    if policy is not None and not total:
+        require_known(settings, policy, discover())
+    if total and not yes:
+        if idents == ["-"]:
+            raise typer.BadParameter("the ids come from standard input, which can't be asked then: add --yes")
+        many = f"{total:,} wishes{' or more' if which.ids is None and total >= COUNTED else ''}"
+        what = many if total > SHOWN else ", ".join(one.id for one in found)
+        typer.confirm(f"Drop {what}?{_lost(found, all_of_it=total > len(found))}", abort=True, err=True)
+    with terminal.progress("drop", None, quiet=as_json or bool(idents)) as advance:
+        dropped = run(settings, which, advance)
+    terminal.show({"dropped": dropped}, lambda _: [f"Dropped {dropped:,}."], as_json=as_json)
+
+
+def _lost(found: list[WishNow], *, all_of_it: bool) -> str:
+    """What is lost with these wishes; or may be, if there are more."""
+    lost = ""
+    if all_of_it or any(one.has_follow_up for one in found):
+        streams = (
+            "their streams" if all_of_it else ", ".join(sorted({str(one.stream) for one in found if one.has_follow_up}))
+        )
+        lost += f" {streams} will wait for an outcome in vain: no follow-up is sent."
+    if all_of_it or any(one.state in ("sent", "unsent") for one in found):
+        lost += (
+            " What was sent, or is just being sent, may be decided or taken nevertheless. A command stays, as `dropped`, "
+            "until its outcome has come; dropped once more, it is gone at once."
+        )
+    if all_of_it or any(one.state == "outcome" for one in found):
+        lost += " If the wish of an outcome is read later, it will wait for the outcome in vain."
+    return lost
+
+
+def _which(
+    idents: list[str] | None,
+    policy: str | None,
+    endpoint: str | None,
+    reason: str | None,
+    since: datetime | None,
+    until: datetime | None,
+    *,
+    alive: bool = False,
+) -> Which:
+    """Raises BadParameter unless there are either ids or options."""
+    from policies.engine.operate import Which
+
+    options = policy, endpoint, reason, since, until
+    if bool(idents) == (named_by_options := any(option is not None for option in options)):
+        raise typer.BadParameter(
+            "name either wishes, or options that they fit: --policy, --endpoint, --reason, --since, --until"
+        )
+    if idents == ["-"]:
+        idents = sys.stdin.read().split()
+    return Which(
+        ids=None if named_by_options else idents,
+        policy=policy,
+        endpoint=endpoint,
+        reason=reason,
+        since=_in_utc(since),
+        until=_in_utc(until),
+        alive=alive,
+    )
+
+
+def _in_utc(at: datetime | None) -> datetime | None:
+    return at if at is None or at.tzinfo else at.replace(tzinfo=UTC)
+
+
+def _row(one: WishNow) -> tuple[Any, ...]:
+    from tools.terminal import Text
+
+    return (
+        one.id,
+        Text(one.state, "red") if one.dead else one.state,
+        one.kind,
+        one.stream and f"{one.stream} {one.version}",
+        one.target,
+        one.type,
+        one.wished_at and f"{one.wished_at:%F %T}",
+        one.due and f"{one.due:%F %T}",
+        one.attempts or None,
+        one.dead,
+    )
+
+
+def _plain(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else str(value)

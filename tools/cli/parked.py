@@ -1,0 +1,171 @@
+"""`samefold parked`: streams that a view or a policy could not take, and what to do about them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tools.cli import Json, StreamName, ViewName, Yes
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from projections.engine.operate.replaying import Replayed
+    from projections.engine.store.parking import Dropped, ParkedStream
+    from projections.engine.views.view import View
+
+
+def register(app: typer.Typer) -> None:
+    parked = typer.Typer(
+        help='Streams that a view or policy with ON_POISON = "park" left out from a poisonous event on.',
+        no_args_is_help=True,
+    )
+    parked.command("list")(list_)
+    for command in (show, replay, drop):
+        parked.command()(command)
+    app.add_typer(parked, name="parked")
+
+
+def list_(
+    dropped: Annotated[bool, typer.Option("--dropped", help="The events that were left out for good instead.")] = False,
+    as_json: Json = False,
+) -> None:
+    """All parked streams of tables that are live."""
+    from tools import terminal
+
+    if dropped:
+        _list_dropped(as_json=as_json)
+        return
+
+    def text(found: list[ParkedStream]) -> Iterator[RenderableType]:
+        if not found:
+            yield "Nothing is parked."
+            return
+        rows = (
+            (
+                one.view,
+                one.stream,
+                one.since_version,
+                f"{one.partition}:{one.since_offset}",
+                f"{one.parked_at:%F %T}",
+                one.error,
+            )
+            for one in found
+        )
+        yield terminal.table(("view", "stream", "since version", "at", "parked", "why"), rows)
+
+    terminal.show(_parked(), text, as_json=as_json)
+
+
+def _list_dropped(*, as_json: bool) -> None:
+    from infra.database.connect import connect, naming
+    from infra.settings import Settings
+    from projections.engine.store.parking import dropped_events
+    from tools import terminal
+
+    settings = Settings()
+    with naming(settings), connect(settings, "samefold parked") as connection:
+        found = dropped_events(connection)
+
+    def text(found: list[Dropped]) -> Iterator[RenderableType]:
+        if not found:
+            yield "Nothing was dropped."
+            return
+        rows = ((one.view, one.stream, one.version, f"{one.at:%F %T}", one.error) for one in found)
+        yield terminal.table(("view", "stream", "version", "dropped", "why"), rows)
+
+    terminal.show(found, text, as_json=as_json)
+
+
+def show(view: ViewName, stream: StreamName, as_json: Json = False) -> None:
+    """A parked stream, and its events that are not in the view."""
+    from domain.engine.personal.opening import shown
+    from infra.database.connect import connect, naming
+    from infra.settings import Settings
+    from projections.engine.operate.replaying import NotParked, parked_events
+    from projections.engine.store.positions import read_positions
+    from tools import terminal
+
+    settings = Settings()
+    one = next((one for one in _parked() if (one.view, one.stream) == (view, stream)), None)
+    with naming(settings), connect(settings, "samefold parked") as connection:
+        positions = read_positions(connection, _view(view).agent, settings.events_topic)
+    if one is None or positions is None:
+        raise NotParked(f"Stream {stream} is not parked in view '{view}'.", "`samefold parked list` shows what is.")
+    found = parked_events(settings, one, positions.readings[one.partition])
+    events = [{"version": version, "type": kind, "data": json.loads(data)} for version, kind, data in found]
+
+    def text(result: dict[str, Any]) -> Iterator[RenderableType]:
+        yield f"{stream} is parked in {view} since version {result['since_version']}: {result['error']}"
+        rows = ((event["version"], event["type"], json.dumps(event["data"], ensure_ascii=False)) for event in events)
+        yield terminal.table(("version", "event", "data"), rows)
+        yield f"`samefold parked replay {view} {stream}` once the code is right, or `samefold parked drop …`."
+
+    terminal.show(shown(settings, terminal.plain(one) | {"events": events}), text, as_json=as_json)
+
+
+def replay(view: ViewName, stream: StreamName, as_json: Json = False) -> None:
+    """Fold the stream's events into the view with this code, in order. One that fails again stays parked from there."""
+    from infra.settings import Settings
+    from projections.engine.operate.replaying import replay as run
+
+    _tell(run(Settings(), _view(view), stream), as_json=as_json)
+
+
+def drop(view: ViewName, stream: StreamName, yes: Yes = False, as_json: Json = False) -> None:
+    """Leave the first parked event out of the view for good, in every later build too, and replay the rest."""
+    from infra.settings import Settings
+    from projections.engine.operate.replaying import drop as run
+
+    known = _view(view)
+    if not yes:
+        typer.confirm(f"Leave the poisonous event of {stream} out of '{view}' for good?", abort=True, err=True)
+    _tell(run(Settings(), known, stream), as_json=as_json)
+
+
+def _tell(done: Replayed, *, as_json: bool) -> None:
+    from tools import terminal
+
+    def text(result: dict[str, Any]) -> Iterator[RenderableType]:
+        if result["dropped"] is not None:
+            yield f"Event {result['dropped']} of {result['stream']} is left out of {result['view']} for good."
+        yield f"{result['events']:,} events folded into {result['view']}."
+        for table in result["abandoned"]:
+            yield f"{table} holds the dropped event and can't be gone back to: rebuild it if you need it."
+        if result["parked_since"] is not None:
+            again = f"{result['stream']} is parked again, since version {result['parked_since']}: {result['error']}"
+            yield terminal.Text(again, "red")
+
+    since = done.parked and {"parked_since": done.parked.version, "error": done.parked.error}
+    result = terminal.plain(done) | (since or {"parked_since": None, "error": None})
+    del result["parked"]
+    terminal.show(result, text, as_json=as_json)
+    if done.parked is not None:
+        raise typer.Exit(1)
+
+
+def _parked() -> list[ParkedStream]:
+    from infra.database.connect import connect, naming
+    from infra.settings import Settings
+    from projections.engine.store.parking import parked_streams
+
+    settings = Settings()
+    with naming(settings), connect(settings, "samefold parked") as connection:
+        return parked_streams(connection, live_only=True)
+
+
+def _view(name: str) -> View:
+    from policies.engine.operate import policy_named
+    from policies.engine.outbox import view_of
+    from policies.engine.policy import discover
+    from projections.engine.fold.errors import POLICY
+    from projections.engine.rebuild.rebuild import views_named
+    from projections.engine.views.core_views import all_views
+
+    if name.startswith(POLICY):
+        return view_of(policy_named(name.removeprefix(POLICY), discover()), with_outcomes=False)
+    [view] = views_named([name], all_views())
+    return view

@@ -1,0 +1,157 @@
+"""`samefold policies`: which version of each policy is live, and since when; and switching and removing them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tools.cli import Json, Yes
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from policies.engine.activations import Activation
+    from policies.engine.operate import PolicyNow
+
+PolicyName = Annotated[str, typer.Argument(metavar="NAME", help="A policy.")]
+
+
+def register(app: typer.Typer) -> None:
+    policies = typer.Typer(invoke_without_command=True, help="What reacts to events, and what this code has.")
+    policies.callback()(show)
+    for command in (switch, remove, resume):
+        policies.command()(command)
+    app.add_typer(policies, name="policies")
+
+
+def show(context: typer.Context, as_json: Json = False) -> None:
+    """Per policy: version in the code and live, since when, open wishes, dead letters, parked streams, lag."""
+    if context.invoked_subcommand is not None:
+        return
+    from infra.settings import Settings
+    from policies.engine.operate import policies_now
+    from policies.engine.policy import discover
+    from tools import terminal
+
+    found = {one.name: one for one in policies_now(Settings(), discover())}
+    terminal.show(found, _text, as_json=as_json)
+
+
+def switch(name: PolicyName, yes: Yes = False, as_json: Json = False) -> None:
+    """Make this code's version live: it reacts to the events from now on. --yes: also if it is older than the live one."""
+    from infra.settings import Settings
+    from policies.engine import activations
+    from policies.engine.operate import policy_named
+    from policies.engine.policy import discover
+    from tools import terminal
+
+    settings, policy = Settings(), policy_named(name, discover())
+    try:
+        with terminal.Stages(quiet=as_json) as stages:
+            made = activations.switch(settings, policy, lower=yes, progress=stages)
+    except activations.LowerVersion as error:
+        if as_json:
+            raise
+        typer.confirm(f"{error.message} Should it react from now on?", abort=True, err=True)
+        made = activations.switch(settings, policy, lower=True)
+    _tell(made, as_json=as_json)
+
+
+def remove(name: PolicyName, as_json: Json = False) -> None:
+    """Let no version of the policy react from now on. Refused while it has open wishes."""
+    from infra.settings import Settings
+    from policies.engine import activations
+
+    _tell(activations.remove(Settings(), name), as_json=as_json)
+
+
+def resume(
+    posts_from: Annotated[
+        str, typer.Option(metavar="WHEN", help="now, beginning, or a time: 2026-11-21T14:30:00+01:00, -15m.")
+    ],
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A policy; by default all that are held.")
+    ] = None,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Let policies go on in a new database. Commands are wished again, and decided once; posts are made of events since WHEN."""
+    from datetime import UTC, datetime
+
+    from infra.settings import Settings
+    from policies.engine import activations
+    from projections.engine.fold.as_of import parse_as_of
+    from tools import terminal
+
+    now = datetime.now(UTC)
+    words: dict[str, datetime | str] = {"now": now, "beginning": activations.EVER}
+    moment = words.get(posts_from) or parse_as_of(posts_from, now)
+    if not isinstance(moment, datetime | str):
+        raise typer.BadParameter("it is a time, not positions", param_hint="'--posts-from'")
+    if isinstance(moment, datetime) and moment > now:
+        raise typer.BadParameter(
+            f"{moment} is in the future: posts of all events until then would be left out", param_hint="'--posts-from'"
+        )
+    found, by = activations.resume(Settings(), name, moment, also_live=yes)
+    result = {"policies": found, "posts_from": f"{moment}", "by": by}
+    line = f"{', '.join(found)}: posts are made of events since {moment}. Decided by {by}."
+    terminal.show(result, lambda _: [line], as_json=as_json)
+
+
+def _tell(made: Activation, *, as_json: bool) -> None:
+    from tools import terminal
+
+    at = {partition: reading.next_offset for partition, reading in sorted(made.positions.items())}
+    result = {"policy": made.policy, "number": made.number, "version": made.version or None, "positions": at}
+    where = " ".join(f"{partition}:{offset}" for partition, offset in at.items())
+    what = f"Version {made.version} of '{made.policy}' reacts" if made.version else f"'{made.policy}' reacts no more"
+    terminal.show(result, lambda _: [f"{what} to events from {where} on."], as_json=as_json)
+
+
+def _text(found: dict[str, PolicyNow]) -> Iterator[RenderableType]:
+    from tools.terminal import Text, table
+
+    if not found:
+        yield "policies/ has none, and none is live."
+        return
+    columns = ("policy", "code", "live", "since", "state", "open wishes", "dead letters", "parked")
+    yield table(
+        columns,
+        (
+            (
+                one.name,
+                *(version and f"v{version}" for version in (one.code, one.live)),
+                one.since and f"{one.since:%F %T}",
+                one.state,
+                one.open or None,
+                Text(f"{one.dead:,}", "red") if one.dead else None,
+                one.parked or None,
+            )
+            for one in found.values()
+        ),
+    )
+    for one in found.values():
+        lag = one.lag
+        if one.live:
+            behind = f"{lag.records:,} records, {lag.seconds:,.1f} s behind" if lag.records else "up to date"
+            yield f"policy {one.name}: {behind}"
+        if hint := _hint(one):
+            yield Text(f"  {hint}", "yellow")
+
+
+def _hint(one: PolicyNow) -> str:
+    from policies.engine.activations import NewDatabase
+
+    switching = f"`samefold policies switch {one.name}`"
+    needs = f"Run the code with {' and '.join(f'v{version}' for version in one.needs)} until its events have been read"
+    return {
+        "new-database": f"{NewDatabase(one.name)}",
+        "switching": f"A switch is under way. If it was killed, any worker of the policy ends it, and so does {switching}.",
+        "new": f"It is held: no event makes it react before {switching}.",
+        "removed": f"It is held: it was removed. {switching} lets it react again, from that moment on.",
+        "other-version": f"v{one.code} is held. {switching} with this code makes it live, from that moment on. {needs}.",
+        "old-events": f"{needs}; then v{one.live} goes on.",
+        "no-code": f"This code does not have it. Run the code that has it, or `samefold policies remove {one.name}`.",
+    }.get(one.state, "")

@@ -1,0 +1,55 @@
+"""`samefold processes`: what the processes of policies wait for, and since when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tools.cli import Json
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(processes)
+
+
+def processes(
+    policy: Annotated[str | None, typer.Option(help="Of this policy only.")] = None,
+    stuck: Annotated[bool, typer.Option("--stuck", help="Only what goes on when a person does something.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Show so many, the oldest ones.")] = 100,
+    as_json: Json = False,
+) -> None:
+    """What policies wait for, by the stream whose events they react to."""
+    from infra.settings import Settings
+    from policies.engine.operate import require_known
+    from policies.engine.policy import discover
+    from policies.engine.processes import processes as waiting
+    from tools import terminal
+
+    settings = Settings()
+    found = waiting(settings, policy, stuck=stuck, limit=limit)
+    if policy is not None and not found:
+        require_known(settings, policy, discover())
+
+    def text(_: Any) -> Iterator[RenderableType]:
+        if not found:
+            yield "No process is stuck." if stuck else "No process waits for anything."
+            yield "Policies that stand still are in `samefold policies` and `samefold doctor`."
+            return
+        rows = ((one.policy, one.stream, one.waits, *_plainly(wait)) for one in found for wait in one.first)
+        yield terminal.table(("policy", "stream", "waits", "since", "for", "why"), rows)
+        if len(found) == limit:
+            yield "There may be more: --limit"
+        if any(one.stuck for one in found):
+            yield "`samefold outbox retry ID` or `drop ID` for what is dead, `samefold parked show VIEW STREAM` for what is parked."
+
+    terminal.show({"processes": found}, text, as_json=as_json)
+
+
+def _plainly(wait: dict[str, Any]) -> tuple[str | None, ...]:
+    parts = wait["what"], wait["until"] and f"until {wait['until']}", wait["type"], wait["target"], wait["id"]
+    return wait["since"], " ".join(filter(None, parts)), wait["why"]

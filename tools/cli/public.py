@@ -1,0 +1,37 @@
+"""`samefold public`: which events other teams may read, with their schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(public)
+
+
+def public(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the AsyncAPI document, with JSON Schemas.")] = False,
+) -> None:
+    """Show the types of public events: topic, version of the publication, type and data."""
+    from infra.settings import Settings
+    from policies.engine.public_schema import asyncapi, publication
+    from tools import terminal
+
+    terminal.show(asyncapi(Settings(), publication()), _text, as_json=as_json)
+
+
+def _text(document: dict[str, Any]) -> Iterator[RenderableType]:
+    from tools.terminal import table
+
+    topic, version = document["channels"]["public"]["address"], document["info"]["version"]
+    yield f"Topic '{topic}', version {version} of policies/public.py:"
+    messages = document["components"]["messages"]
+    data = {name: one["payload"]["properties"]["data"] for name, one in messages.items()}
+    fields = {name: ", ".join(one.get("properties", {})) for name, one in data.items()}
+    yield table(("type", "data", "what"), ((name, fields[name], one["summary"]) for name, one in messages.items()))

@@ -1,0 +1,92 @@
+"""`samefold topics`: commands, events and keys, as the broker has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tools.cli import Json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+Prefix = Annotated[
+    str | None, typer.Option(help="What principals' names begin with; by default SAMEFOLD_GROUP_PREFIX.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(topics)
+
+
+def topics(
+    create: Annotated[bool, typer.Option("--create", help="Make the topics that are missing.")] = False,
+    acls: Annotated[
+        bool, typer.Option("--acls", help="Print the least rights that each process needs, as commands of kafka-acls.")
+    ] = False,
+    prefix: Prefix = None,
+    as_json: Json = False,
+) -> None:
+    """Show and check the topics: ids, partitions, offsets, and whether their settings keep the promises. Exit code 1 if not."""
+    if acls:
+        _print_acls(prefix, as_json=as_json)
+        return
+    from domain.engine.contexts import has_personal_fields
+    from infra.log.topics import Admin, check, describe, ensure, ensure_keys, ensure_policies, ensure_public, existing
+    from infra.settings import Settings
+    from policies.engine.policy import has_public
+    from tools.terminal import plain, show, table
+
+    settings = Settings()
+    if create:
+        _, events = ensure(settings)
+        ensure_policies(settings)
+        if has_public():
+            ensure_public(settings, events)
+        if has_personal_fields():
+            ensure_keys(settings)
+    log = [settings.commands_topic, settings.events_topic]
+    found = [describe(settings, name) for name in log]
+    others = [name for name in existing(settings, Admin(settings)) if name not in log]
+    found += [describe(settings, name) for name in others]
+    check(settings, log + others)
+
+    def text(found: dict[str, Any]) -> Iterator[Table]:
+        rows = (
+            (
+                *(name, topic["id"], topic["partitions"]),
+                f"{sum(topic['end'].values()) - sum(topic['first'].values())}",
+                " ".join(str(end) for _, end in sorted(topic["end"].items())),
+            )
+            for name, topic in found.items()
+        )
+        yield table(("topic", "id", "partitions", "records", "ends"), rows)
+
+    as_found = {topic["name"]: topic for topic in map(plain, found)}
+    show(as_found, text, as_json=as_json)
+
+
+def _print_acls(prefix: str | None, *, as_json: bool) -> None:
+    from itertools import groupby
+
+    from domain.engine.contexts import has_personal_fields
+    from infra.log.acls import acls
+    from infra.settings import Settings
+    from policies.engine.policy import discover, has_public
+    from projections.engine.views.core_views import all_views
+    from tools.terminal import show
+
+    settings = Settings()
+    principals = prefix or settings.group_prefix
+    agents, policies = {view.agent for view in all_views().values()}, {policy.agent for policy in discover().values()}
+    found = [*acls(settings, agents, policies, public=has_public(), personal=has_personal_fields())]
+
+    def text(_: object) -> Iterator[str]:
+        for process, rights in groupby(found, lambda one: one.process):
+            yield f"# {process}"
+            yield from (one.command(settings, principals) for one in rights)
+
+    show([one._asdict() | {"principal": f"User:{principals}-{one.process}"} for one in found], text, as_json=as_json)

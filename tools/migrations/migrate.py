@@ -1,0 +1,270 @@
+"""Migrations, by Alembic, configured in code: no file holds a path or a connection string.
+
+They only go forward. A view's table is created, never altered or dropped: each version has its own, and `samefold rebuild` with the
+older code goes back. The branch `core` is Samefold's and comes with it; `samefold db revision` writes the branch `views`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psycopg
+import sqlalchemy as sa
+from alembic import command
+from alembic.autogenerate import produce_migrations, render_python_code
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.operations.ops import CreateTableOp, MigrationScript, UpgradeOps
+from alembic.script import ScriptDirectory
+from alembic.util import rev_id
+from sqlalchemy.pool import NullPool
+
+from infra.database import revisions, schema
+from infra.database.connect import Connection, connect, named, naming, passes, patient_ms
+from infra.database.own_tables import VIEW_TABLE
+from infra.database.revisions import BRANCHES, CORE, VIEWS
+from infra.database.roles import settle
+from infra.errors import SamefoldError
+from infra.settings import Settings
+
+T = TypeVar("T")
+
+FILE_TEMPLATE = "%(year)d_%(month).2d_%(day).2d_%(rev)s_%(slug)s"
+
+_LOCK = 0x53414D45464F4C44  # "SAMEFOLD": upgrades wait for each other
+
+
+class ViewChangedShape(SamefoldError):
+    """A view's columns, key or state differ from those of its version's table."""
+
+
+class SchemaDrift(SamefoldError):
+    """The database's tables are not those that the code declares."""
+
+
+def upgrade(settings: Settings) -> tuple[list[str], list[str]]:
+    """Apply this code's migrations, and make missing SQL views. Returns the database's newest migrations before and after.
+
+    Raises DatabaseAhead, MigrationsConflict, ViewInUse.
+    """
+    from projections.engine.views.core_views import all_views
+    from projections.engine.views.sql_views import ensure_sql_views
+
+    def act(connection: sa.Connection, config: Config) -> tuple[list[str], list[str]]:
+        connection.execute(sa.text("set local lock_timeout = 0"))  # another upgrade may take long
+        connection.execute(sa.text("select pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+        connection.execute(sa.text(f"set local lock_timeout = {settings.lock_timeout_ms}"))
+        revisions.heads()
+        before = _applied(connection)
+        revisions.require_known(before)
+        command.upgrade(config, "heads")
+        settle(_psycopg(connection))
+        return before, _applied(connection)
+
+    with naming(settings):
+        found = _with(settings, act)
+        with connect(settings, "samefold db") as connection:
+            ensure_sql_views(connection, {view.name: view.table_name for view in all_views().values()})
+    return found
+
+
+def revise(settings: Settings, message: str) -> Path | None:
+    """Write the migration of `views` from the database to what the code declares; None if there is nothing to do.
+
+    Raises ViewChangedShape, DatabaseBehind, DatabaseAhead, MigrationsConflict.
+    """
+
+    def act(connection: sa.Connection, config: Config) -> Path | None:
+        revisions.require_heads(_applied(connection))
+        place, label = _next()
+        return _written(command.revision(config, message, autogenerate=True, branch_label=label, **place))
+
+    return _with(settings, act)
+
+
+def revise_without_database(message: str) -> Path | None:
+    """Write the first migration of `views`, with a table for each context and view. Needs no database."""
+    declares = declared()
+    tables = [table for table in declares.sorted_tables if branch_of(table.name) == VIEWS]
+    body = render_python_code(
+        UpgradeOps([CreateTableOp.from_table(table) for table in tables]),
+        migration_context=MigrationContext.configure(dialect_name="postgresql"),
+    )
+    place, label = _next()
+    scripts = ScriptDirectory.from_config(_config())
+    return _written(
+        scripts.generate_revision(rev_id(), message, upgrades=body, imports="", branch_labels=label, **place)
+    )
+
+
+def check(settings: Settings) -> None:
+    """Compare the database's tables with the code's. Raises SchemaDrift, ViewChangedShape, DatabaseBehind, DatabaseAhead."""
+
+    def act(connection: sa.Connection, _config: Config) -> None:
+        revisions.require_heads(_applied(connection))
+        context = MigrationContext.configure(connection, opts={"include_object": include_object})
+        script = produce_migrations(context, declared())
+        refuse_changed_views(script.upgrade_ops)
+        for branch, hint in _HINTS.items():
+            found = _of(branch, script.upgrade_ops)
+            if not found.is_empty():
+                differences = "; ".join(_in_words(diff) for diff in found.as_diffs())
+                raise SchemaDrift(f"The database's tables differ from the code's: {differences}.", hint)
+
+    _with(settings, act)
+
+
+_HINTS = {
+    CORE: "One of Samefold's own tables was changed by hand. Change it back.",
+    VIEWS: "Run `samefold db revision -m '…'`, read what it wrote, then `samefold db upgrade`.",
+}
+
+
+def declared() -> sa.MetaData:
+    """The tables that the code declares: the engine's own, and one for each view's version."""
+    from projections.engine.views.core_views import all_views
+    from projections.engine.views.tables import table_of
+
+    metadata = sa.MetaData()
+    for table in schema.metadata.sorted_tables:
+        table.to_metadata(metadata)
+    for view in all_views().values():
+        table_of(view, metadata=metadata)
+    return metadata
+
+
+def branch_of(table: str) -> str:
+    """The branch whose migrations create a table."""
+    from projections.engine.views.core_views import OUTCOMES
+
+    found = VIEW_TABLE.fullmatch(table)
+    return CORE if (found["view"] == OUTCOMES if found else table in schema.metadata.tables) else VIEWS
+
+
+def include_object(_object: Any, name: str | None, kind: str, reflected: bool, compare_to: Any) -> bool:
+    """Leave out tables of older versions and other builds: they are no drift, and no migration drops them."""
+    return not (kind == "table" and reflected and compare_to is None and name and VIEW_TABLE.fullmatch(name))
+
+
+def only_new(context: Any, _revision: Any, directives: list[MigrationScript]) -> None:
+    """Keep what autogenerate found in its own branch, and write no empty migration. Raises ViewChangedShape."""
+    script = directives[0]
+    refuse_changed_views(script.upgrade_ops)
+    if not getattr(context.config.cmd_opts, "autogenerate", False):  # `alembic check` compares both branches
+        return
+    head = str(script.head)
+    known = revisions.revisions()
+    branch = known[head].branch if head in known else CORE if head.startswith(f"{CORE}@") else VIEWS
+    script.upgrade_ops = mine = _of(branch, script.upgrade_ops)
+    if mine.is_empty():
+        directives.clear()
+
+
+def refuse_changed_views(operations: UpgradeOps | None) -> None:
+    """Raises ViewChangedShape when an operation alters an existing version's table."""
+    for operation in operations.ops if operations else ():
+        table = getattr(operation, "table_name", "")
+        found = VIEW_TABLE.fullmatch(table)
+        if found and type(operation).__name__ != "CreateTableOp":
+            view, version = found["view"], int(found["version"])
+            raise ViewChangedShape(
+                f"View '{view}' changed its shape: raise its version to {version + 1}, or run the rebuild again.",
+                f"Its version is in domain/{view.removeprefix('streams_')}.py as STATE_VERSION."
+                if view.startswith("streams_")
+                else f"Its version is in projections/{view}.py; then `samefold db revision`.",
+            )
+
+
+@contextmanager
+def connected(settings: Settings) -> Iterator[sa.Connection]:
+    """A connection within one transaction, for Alembic. Raises DatabaseUnavailable, DatabaseRefused."""
+    engine = sa.create_engine(
+        "postgresql+psycopg://", creator=lambda: _without_autocommit(settings), poolclass=NullPool
+    )
+    try:
+        with engine.begin() as connection:
+            yield connection
+    except sa.exc.DBAPIError as error:
+        # other errors are defects of a migration: their traceback shows the line
+        if isinstance(error.orig, psycopg.Error) and (
+            passes(error.orig) or isinstance(error.orig, psycopg.errors.InsufficientPrivilege)
+        ):
+            raise named(error.orig, settings) from error
+        raise
+    finally:
+        engine.dispose()
+
+
+def _with(settings: Settings, act: Callable[[sa.Connection, Config], T]) -> T:
+    with connected(settings) as connection:
+        config = _config()
+        config.attributes["connection"] = connection
+        return act(connection, config)
+
+
+def _psycopg(connection: sa.Connection) -> Connection:
+    found = connection.connection.driver_connection
+    assert isinstance(found, psycopg.Connection)
+    return found
+
+
+def _without_autocommit(settings: Settings) -> Connection:
+    connection = connect(settings, "samefold db", statement_timeout_ms=0)
+    # what Alembic does in Python between two statements takes seconds on a busy machine
+    connection.execute(f"set idle_in_transaction_session_timeout = {patient_ms(settings)}".encode())
+    connection.autocommit = False
+    return connection
+
+
+def _applied(connection: sa.Connection) -> list[str]:
+    return sorted(MigrationContext.configure(connection).get_current_heads())
+
+
+def _of(branch: str, operations: UpgradeOps | None) -> UpgradeOps:
+    ops = operations.ops if operations else []
+    return UpgradeOps([one for one in ops if branch_of(getattr(one, "table_name", "")) == branch])
+
+
+def _next() -> tuple[dict[str, Any], str | None]:
+    """The place of the next migration of `views`, and the branch's name if it is the first, which depends on today's core."""
+    heads = revisions.heads()
+    if VIEWS in heads:
+        return {"head": heads[VIEWS]}, None
+    return {"head": "base", "version_path": str(BRANCHES[VIEWS]), "depends_on": heads[CORE]}, VIEWS
+
+
+def _written(found: Any) -> Path | None:
+    """The file that Alembic wrote, formatted if the formatter is installed."""
+    if found is None or isinstance(found, list):
+        return None
+    written = Path(found.path)
+    if find_spec("ruff") is not None:
+        for arguments in (["check", "--select=F401,I", "--fix"], ["format"]):
+            subprocess.run([sys.executable, "-m", "ruff", *arguments, "--quiet", str(written)], check=False)
+    return written
+
+
+def _config() -> Config:
+    """The same as `[tool.alembic]` in pyproject.toml says to Alembic's own command line."""
+    config = Config(cmd_opts=Namespace(quiet=True, autogenerate=True))
+    config.set_main_option("script_location", str(Path(__file__).parent))
+    config.set_main_option("version_locations", os.pathsep.join(map(str, BRANCHES.values())))
+    config.set_main_option("path_separator", "os")
+    config.set_main_option("file_template", FILE_TEMPLATE.replace("%", "%%"))
+    return config
+
+
+def _in_words(diff: Any) -> str:
+    if isinstance(diff, list):
+        return ", ".join(_in_words(one) for one in diff)
+    kind, *what = diff
+    names = [getattr(one, "name", None) or str(one) for one in what if one is not None]
+    return f"{kind.replace('_', ' ')} {' '.join(names)}"

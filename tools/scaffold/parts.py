@@ -1,0 +1,420 @@
+"""Write parts of a service: a context, an event, a command, a view or a policy, each with its test.
+
+Existing files get lines inserted at places that their syntax tree shows; the rest of the file stays as it is.
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path
+from symtable import symtable
+
+from infra.errors import SamefoldError
+from tools.scaffold.names import BadName, check_context, class_name, kebab, module, names_of, words
+
+SKELETON = Path(__file__).parent / "skeleton"
+TYPES = {
+    "bool": "",
+    "int": "",
+    "str": "",
+    "date": "datetime",
+    "Moment": "domain.language",
+    "Decimal": "decimal",
+    "UUID": "uuid",
+    "Text": "domain.language",
+    "Cents": "domain.language",
+    "CentsOrZero": "domain.language",
+}
+"""Types of fields, and the modules that they are imported from."""
+RESTART = "Restart `make run` (Ctrl-C, then `make run`), or deploy: running processes have the old code."
+
+
+class AlreadyThere(SamefoldError):
+    """The name of the new part is taken."""
+
+
+class NoPlace(SamefoldError):
+    """A file has no place for the new lines."""
+
+
+class Kind(StrEnum):
+    """What the rows of a view are."""
+
+    ENTITY = "entity"
+    JOURNAL = "journal"
+    SUMMARY = "summary"
+
+
+@dataclass(slots=True)
+class Written:
+    """The files that were written or changed, relative to the service's root, and the next steps."""
+
+    files: list[Path] = field(default_factory=list)
+    next: list[str] = field(default_factory=list)
+
+
+class Parts:
+    """Writes parts of the service in the folder `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def service(self, context: str) -> Written:
+        """The first context of a new service with its view, their tests, one of the service as a whole, and who may do what."""
+        names = names_of(context)
+        written = self.context(context)
+        view = {
+            f"projections/{names.one}_names.py": "first_view",
+            f"tests/test_{names.one}_names.py": "test_first_view",
+            "tests/test_service.py": "test_service",
+            "access.py": "access",
+        }
+        written.files += self._write({file: names.apply(_skeleton(source)) for file, source in view.items()})
+        return written
+
+    def context(self, name: str) -> Written:
+        """Raises BadName, AlreadyThere."""
+        check_context(name)
+        names = names_of(name)
+        file = f"domain/{name}.py"
+        texts = {file: _skeleton("context"), f"tests/test_{name}.py": _skeleton("test_context")}
+        return Written(
+            self._write({name: names.apply(text) for name, text in texts.items()}),
+            [
+                f"Edit {file}: rename its event, command and refusal, or add more of them.",
+                "Edit access.py: who may send its commands? What is not allowed there is denied.",
+                *_new_table(f"the states of {name}"),
+            ],
+        )
+
+    def event(self, name: str, context: str | None, fields: Sequence[str]) -> Written:
+        """Raises BadName, AlreadyThere, NoPlace."""
+        class_name(name, "an event", "RoomBooked")
+        context = self._context(context)
+        source = Source(self.root / "domain" / f"{context}.py")
+        source.add_fact(name, "Event", source.parse_fields(fields))
+        source.add_case("evolve", f"case {name}():", "return state")
+        test = self._test_of(context)
+        test.imports += [
+            "from hypothesis import given as for_all",
+            f"from domain.{context} import {name}, State, evolve",
+            "from tools.testing.facts import facts",
+        ]
+        test.append(
+            f"@for_all(event=facts({name}))\n"
+            f"def test_{words(name)}_leaves_the_state_as_it_is(event: {name}) -> None:\n"
+            "    assert evolve(State(), event) == State()\n"
+        )
+        return self._changed(
+            source,
+            test,
+            next=[
+                f"Edit `evolve` in domain/{context}.py: how does {name} change the state? If it does, raise STATE_VERSION.",
+                f"If a view shows it: add {name} to the annotation of its function, add a `case`, raise its VERSION.",
+                f"Add a command that leads to it: `samefold add command … --event {name}`.",
+                *_new_table(words(name), "If you raised a version, its table"),
+            ],
+        )
+
+    def command(self, name: str, context: str | None, fields: Sequence[str], event: str | None) -> Written:
+        """A command that leads to an event and has that event's fields, or, without an event, leads to nothing yet.
+
+        Raises BadName, AlreadyThere, NoPlace.
+        """
+        class_name(name, "a command", "BookRoom")
+        context = self._context(context)
+        source = Source(self.root / "domain" / f"{context}.py")
+        own = source.parse_fields(fields)
+        decided = "[]"
+        if event:
+            of_event = source.fields(event)
+            for field in [field for field, kind in own.items() if of_event.get(field, kind) != kind]:
+                raise BadName(
+                    f"'{field}:{own[field]}' is not of {event}'s type, which is {of_event[field]}.",
+                    "Leave the field out: the command gets it from the event.",
+                )
+            own = own | of_event
+            decided = f"[{event}({', '.join(f'{field}=command.{field}' for field in of_event)})]"
+        source.add_fact(name, "Command", own)
+        source.add_case("decide", f"case {name}():", f"return {decided}")
+        test = self._test_of(context)
+        test.imports += [
+            "from hypothesis import given as for_all",
+            f"from domain.{context} import {name}, State, decide{f', {event}' if event else ''}",
+            "from tools.testing.facts import facts",
+        ]
+        test.append(
+            f"@for_all(command=facts({name}))\n"
+            f"def test_{words(name)}_leads_to_{words(event) if event else 'nothing_yet'}(command: {name}) -> None:\n"
+            f"    assert decide(command, State()) == {decided}\n"
+        )
+        path = f"{context}/<id>/{kebab(name)}"
+        return self._changed(
+            source,
+            test,
+            next=[
+                f"Edit `decide` in domain/{context}.py: when is {name} refused, and which events does it lead to?",
+                RESTART,
+                f"Over HTTP it is `POST /{path}` (GET /docs shows it); access.py says who may send it.",
+            ],
+        )
+
+    def view(self, name: str, context: str | None, kind: Kind) -> Written:
+        """Raises BadName, AlreadyThere, NoPlace."""
+        from projections.engine.views.view import RESERVED
+
+        module(name, "a view", "free_rooms")
+        if RESERVED.fullmatch(name) or (self.root / "projections" / name).exists():
+            raise BadName(f"The name '{name}' is reserved.", "Choose another name for the view.")
+        context = self._context(context)
+        names = names_of(context)
+        event = Source(self.root / "domain" / f"{context}.py").members("Event")[0]
+        row = "".join(word.capitalize() for word in name.split("_")) + "Row"
+
+        def text_of(skeleton: str) -> str:
+            text = names.apply(_skeleton(skeleton))
+            sentence = name.replace("_", " ").capitalize()
+            return (
+                text.replace('"""VIEW:', f'"""{sentence}:')
+                .replace("VIEW", name)
+                .replace("ROW", row)
+                .replace("EVENT", event)
+            )
+
+        file = f"projections/{name}.py"
+        return Written(
+            self._write({file: text_of(f"view_{kind}"), f"tests/test_{name}.py": text_of(f"test_view_{kind}")}),
+            [f"Edit {file}: its columns, its events, and how they change a row.", *_new_table(name)],
+        )
+
+    def policy(self, name: str, context: str | None) -> Written:
+        """Raises BadName, AlreadyThere, NoPlace."""
+        module(name, "a policy", "reminders", most=30)
+        if name == "public" or (self.root / "policies" / name).exists():
+            raise BadName(f"The name '{name}' is reserved.", "Choose another name for the policy.")
+        context = self._context(context)
+        names = names_of(context)
+        event, command, fields = Source(self.root / "domain" / f"{context}.py").pair()
+        text = {
+            "POLICY": name,
+            "EVENT": event,
+            "COMMAND": command,
+            "FIELDS": ", ".join(f"{field}=event.{field}" for field in fields),
+        }
+
+        def text_of(skeleton: str) -> str:
+            sentence = name.replace("_", " ").capitalize()
+            found = names.apply(_skeleton(skeleton)).replace('"""POLICY:', f'"""{sentence}:')
+            return re.sub("|".join(text), lambda word: text[word[0]], found)
+
+        file = f"policies/{name}.py"
+        return Written(
+            self._write({file: text_of("policy"), f"tests/test_policy_{name}.py": text_of("test_policy")}),
+            [
+                f"Edit {file}: its events, and the commands and webhooks that follow from them (docs/policies.md).",
+                RESTART,
+                f"Unless the service has never run: `samefold policies switch {name}`, after the restart. "
+                "The policy reacts to what happens from then on.",
+            ],
+        )
+
+    def _context(self, name: str | None) -> str:
+        there = sorted(
+            file.stem for file in (self.root / "domain").glob("*.py") if file.stem not in ("__init__", "language")
+        )
+        known = f"There are: {', '.join(there)}." if there else "There is none yet: `samefold add context NAME`."
+        if name is None and len(there) == 1:
+            return there[0]
+        if name is None:
+            raise BadName("The context is not given.", f"Add `--context NAME`. {known}")
+        if name not in there:
+            raise BadName(f"There is no context '{name}'.", known)
+        return name
+
+    def _write(self, texts: Mapping[str, str]) -> list[Path]:
+        """Write new files, or none of them. Raises AlreadyThere."""
+        for name in texts:
+            if (self.root / name).exists():
+                raise AlreadyThere(f"{name} exists already.", "Choose another name, or change that file.")
+        for name, text in texts.items():
+            file = self.root / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+            tidy(file)
+        return [Path(name) for name in texts]
+
+    def _test_of(self, context: str) -> Source:
+        return Source(self.root / "tests" / f"test_{context}.py", f'"""Tests of {context}."""')
+
+    def _changed(self, *sources: Source, next: list[str]) -> Written:  # noqa: A002
+        for source in sources:
+            source.check()
+        for source in sources:
+            source.save()
+        return Written([source.file.relative_to(self.root) for source in sources], next)
+
+
+class Source:
+    """A Python file to be changed; nothing is written before `save`. `new` is its text if there is no such file."""
+
+    def __init__(self, file: Path, new: str = "") -> None:
+        self.file = file
+        self.imports: list[str] = []
+        # not `splitlines`, which also ends lines where Python's syntax does not, as at U+2028
+        self._lines = (file.read_text() if file.exists() or not new else new).rstrip("\n").split("\n")
+
+    def members(self, union: str) -> list[str]:
+        """The names in `Event: TypeAlias = A | B`, as written, and those in aliases that it names. Raises NoPlace."""
+        nodes = [node for node in ast.walk(self._alias(union).value) if isinstance(node, ast.Name)]  # type: ignore[arg-type]
+        names = [node.id for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset))]
+        return [found for name in names for found in ([name] if self._class(name) else self.members(name))]
+
+    def fields(self, event: str) -> dict[str, str]:
+        """An event's fields without a default, with their types as they are written. Raises NoPlace."""
+        if event not in self.members("Event"):
+            raise self._no_place(f"no event {event}", f"Add the event first: `samefold add event {event}`.")
+        return self._fields(event)
+
+    def pair(self) -> tuple[str, str, list[str]]:
+        """The first event with a command that can be made of its fields, and those fields. Raises NoPlace."""
+        for event in self.members("Event"):
+            known = self.fields(event).items()
+            for command in self.members("Command"):
+                if (needed := self._fields(command)).items() <= known:
+                    return event, command, list(needed)
+        raise self._no_place(
+            "no command whose fields an event has", "Write the policy by hand: docs/policies.md has an example."
+        )
+
+    def _fields(self, name: str) -> dict[str, str]:
+        found = self._class(name)
+        assert found is not None, "a member of a union is a class"
+        return {
+            node.target.id: ast.unparse(node.annotation)
+            for node in found.body
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is None
+        }
+
+    def add_fact(self, name: str, union: str, fields: Mapping[str, str]) -> None:
+        """Add a class with these fields before the alias of its union, and its name to the union."""
+        if name in self._names() | TYPES.keys():
+            raise AlreadyThere(f"{self.file.name} has the name {name} already.", "Choose another name.")
+        body = [f"{field}: {kind}" for field, kind in fields.items()] or ['"""Say here what it means."""']
+        alias = self._alias(union)
+        last, end = (alias.value.end_lineno or 1) - 1, alias.value.end_col_offset  # type: ignore[union-attr]
+        before = self._lines[last].encode()[:end].decode()  # the offset counts bytes
+        self._lines[last] = f"{before} | {name}{self._lines[last].removeprefix(before)}"
+        self._lines[alias.lineno - 1 : alias.lineno - 1] = [
+            "@fact",
+            f"class {name}:",
+            *(f"    {one}" for one in body),
+            "",
+            "",
+        ]
+
+    def add_case(self, function: str, pattern: str, body: str) -> None:
+        """Add a case to the function's last `match`, before `case _`. Raises NoPlace."""
+        functions = [node for node in self._tree().body if isinstance(node, ast.FunctionDef) and node.name == function]
+        matches = [node for found in functions for node in found.body if isinstance(node, ast.Match)]
+        if not matches:
+            raise self._no_place(
+                f"no `match` in a function `{function}`",
+                "Nothing was written. Give the function a `match`, or write the class, its case and its test by hand.",
+            )
+        last = matches[-1].cases[-1]
+        is_wildcard = isinstance(last.pattern, ast.MatchAs) and last.pattern.pattern is None
+        place = last.pattern.lineno - 1 if is_wildcard else last.body[-1].end_lineno or 0
+        indent = " " * (matches[-1].col_offset + 4)
+        self._lines[place:place] = [f"{indent}{pattern}", f"{indent}    {body}"]
+
+    def append(self, text: str) -> None:
+        self._lines += ["", "", *text.splitlines()]
+
+    def check(self) -> None:
+        """Raises NoPlace if the file has a syntax error."""
+        self._tree()
+
+    def save(self) -> None:
+        """Write the file, its imports sorted and merged."""
+        place = 0
+        for node in self._tree().body:
+            is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            if not is_docstring and not (isinstance(node, ast.ImportFrom) and node.module == "__future__"):
+                break
+            place = node.end_lineno or 0
+        self._lines[place:place] = ["", *self.imports] if self.imports else []
+        self.file.write_text("\n".join(self._lines) + "\n")
+        tidy(self.file)
+
+    def parse_fields(self, fields: Sequence[str]) -> dict[str, str]:
+        """Fields such as `guest:Text`, by name; their types get imported. Raises BadName."""
+        found: dict[str, str] = {}
+        for one in fields:
+            name, _, kind = one.partition(":")
+            if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name) or name in found or not kind:
+                raise BadName(f"{one!r} is not a field.", "Write NAME:TYPE, such as `guest:Text`, each name once.")
+            if kind not in TYPES and self._class(kind) is None:
+                raise BadName(f"{kind!r} is not a type that can be written here.", f"Use one of {', '.join(TYPES)}.")
+            if TYPES.get(kind):
+                self.imports.append(f"from {TYPES[kind]} import {kind}")
+            found[name] = kind
+        return found
+
+    def _names(self) -> set[str]:
+        """The names that the file's top level defines or imports."""
+        self._tree()
+        names = symtable("\n".join(self._lines), self.file.name, "exec").get_symbols()
+        return {name.get_name() for name in names if name.is_local()}
+
+    def _tree(self) -> ast.Module:
+        try:
+            return ast.parse("\n".join(self._lines))
+        except SyntaxError as error:
+            raise self._no_place(f"a syntax error in line {error.lineno}: {error.msg}", "Correct it first.") from None
+
+    def _class(self, name: str) -> ast.ClassDef | None:
+        return next((node for node in self._tree().body if isinstance(node, ast.ClassDef) and node.name == name), None)
+
+    def _alias(self, name: str) -> ast.AnnAssign | ast.Assign:
+        for node in self._tree().body:
+            if isinstance(node, ast.Assign | ast.AnnAssign) and any(
+                isinstance(one, ast.Name) and one.id == name for one in _targets(node)
+            ):
+                return node
+        raise self._no_place(
+            f"no `{name}: TypeAlias = …`", "Write it as the other contexts have it, or add the class by hand."
+        )
+
+    def _no_place(self, what: str, hint: str) -> NoPlace:
+        return NoPlace(f"{self.file.name} has {what}.", hint)
+
+
+def _targets(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
+    return node.targets if isinstance(node, ast.Assign) else [node.target]
+
+
+def tidy(file: Path) -> None:
+    """Sort and merge imports, and format, if the formatter is installed."""
+    if find_spec("ruff") is not None:
+        for arguments in (["check", "--select=I", "--fix"], ["format"]):
+            subprocess.run([sys.executable, "-m", "ruff", *arguments, "--quiet", "--no-cache", str(file)], check=False)
+
+
+def _skeleton(name: str) -> str:
+    return (SKELETON / f"{name}.txt").read_text()
+
+
+def _new_table(what: str, of: str = "Its table") -> list[str]:
+    return [
+        f'{of}: `samefold db revision -m "{what}"`, then `samefold db upgrade`.',
+        RESTART,
+        "Unless it has never run: `samefold rebuild`, after the restart.",
+    ]
