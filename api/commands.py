@@ -48,7 +48,7 @@ from domain.engine.personal.fields import is_personal
 from domain.engine.personal.keys import KeysNotRead, SubjectForgotten
 from domain.engine.versions import stored_type
 from domain.language import kebab
-from infra.database.connect import naming
+from infra.database.connect import named_errors
 from infra.errors import SamefoldError
 from infra.log.records import Command, encode
 from infra.processes.time_limit import limited
@@ -164,7 +164,7 @@ async def _sealed(services: Services, command: Command, unsealed: Unsealed | Non
             raise INVALID(errors=[{"at": "body", "problem": "a text holds a sealed value"}])
         if unsealed is None:
             return command
-        with naming(services.settings):
+        with named_errors(services.settings):
             key = await services.keys.key_for_async(services.pool, unsealed.subject)
         return limited(unsealed.sealed, key)
     except (ValueError, msgspec.DecodeError, RecursionError) as error:  # NotSealed among them

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from psycopg import sql
 
-from infra.database.connect import naming, parameters
+from infra.database.connect import named_errors, parameters
 from infra.database.deadline import Connection, Session, ended_after
 from infra.errors import SamefoldError
 from infra.settings import Settings
@@ -86,7 +86,7 @@ async def lasting(
     """Work over one connection until this is cancelled, and over another one where it is lost."""
     while True:
         try:
-            with naming(settings):
+            with named_errors(settings):
                 session = parameters(settings, name, by_key=by_key)
                 async with await Session.connect(**session) as connection:
                     await work(connection)

@@ -23,7 +23,7 @@ from psycopg_pool import AsyncConnectionPool
 from commands import release
 from commands.outcomes import ReadModelNotSetUp
 from domain.engine.contexts import has_personal_fields
-from infra.database.connect import named, naming
+from infra.database.connect import named_error, named_errors
 from infra.database.deadline import ended_after
 from infra.errors import SamefoldError
 from infra.log import clients, topics
@@ -167,7 +167,7 @@ class StoreChecks:
         Raises DatabaseUnavailable.
         """
         if kind not in self.types:
-            with naming(self._settings):
+            with named_errors(self._settings):
                 async with self._pool.connection() as connection:
                     cursor = await connection.execute("select context, type from command_types")
                     self.types = frozenset(CommandType(*row) for row in await cursor.fetchall())
@@ -225,7 +225,7 @@ class StoreChecks:
         try:
             found = await asked
         except psycopg.Error as error:
-            self._is_wrong(subject, named(error, self._settings))
+            self._is_wrong(subject, named_error(error, self._settings))
         except (clients.KafkaUnavailable, KafkaException) as error:  # silent, or it refuses us or this topic
             if time.monotonic() - self._kafka_at > PATIENCE_S:
                 away = error if isinstance(error, clients.KafkaUnavailable) else clients.away(self._settings, error)

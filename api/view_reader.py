@@ -20,7 +20,7 @@ from api.requests import watched
 from domain.engine.personal.keys import Keys
 from domain.engine.personal.tokens import key_ids, opened
 from infra.access import Rows
-from infra.database.connect import naming
+from infra.database.connect import named_errors
 from infra.errors import SamefoldError
 from infra.settings import Settings
 from projections.engine.live.lag import VIEWS
@@ -113,7 +113,7 @@ class ViewReader:
         if self._keys is None or not found.has_personal:
             return rows
         ids = {ident for row in rows for ident in key_ids(bytes(row))}
-        with naming(self._settings):
+        with named_errors(self._settings):
             async with self._pool.connection() as connection:
                 keys = await self._keys.keys_for_async(connection, ids)
         return [msgspec.Raw(opened(bytes(row), keys)) for row in rows]
@@ -121,12 +121,12 @@ class ViewReader:
     async def require_live(self, view: View) -> None:
         """Reads as live updates will. Raises ViewNotLive, ViewStopped, DatabaseUnavailable, DatabaseRefused."""
         if (await self.with_last_rows().by_keys(view, ())).stopped:
-            with naming(self._settings):
+            with named_errors(self._settings):
                 await self._live_table(view)
 
     async def left_out(self) -> dict[str, tuple[int, str | None]]:
         """By view, how many streams it leaves out from some event on, and why it is stopped. Raises DatabaseUnavailable."""
-        with naming(self._settings):
+        with named_errors(self._settings):
             async with self._pool.connection() as connection:
                 cursor = await connection.execute(VIEWS)
                 return {view: (streams, stopped) for view, streams, stopped in await cursor.fetchall()}
@@ -160,7 +160,7 @@ class ViewReader:
 
     async def _ask(self, view: View, query: Callable[[str], Query]) -> Found:
         """Query the table that the same statement finds live: if a switch came in between, once more from the other table."""
-        with naming(self._settings):
+        with named_errors(self._settings):
             table = self._tables.get(view.name) or await self._live_table(view)
             while True:
                 try:

@@ -27,7 +27,7 @@ from domain.engine.contexts import contexts, has_personal_fields
 from domain.engine.personal.fields import is_personal
 from domain.engine.personal.keys import DataKey, Keys, SubjectForgotten, not_forgotten
 from domain.engine.versions import stored_type, summary
-from infra.database.connect import connect, naming
+from infra.database.connect import connect, named_errors
 from infra.errors import SamefoldError
 from infra.log import clients
 from infra.log.partitioner import partition_of
@@ -123,7 +123,7 @@ def sealed(settings: Settings, commands: Mapping[int, Command], file: Path) -> l
             raise BadCommandLine(f"{file}, line {number}: a text holds a sealed value.", "Nothing was sent.")
     subjects = sorted({one.subject for one in found.values() if isinstance(one, Unsealed)})
     keys, known = Keys(settings), dict[str, DataKey | None]()
-    with naming(settings), connect(settings, "samefold send") as connection:
+    with named_errors(settings), connect(settings, "samefold send") as connection:
         keys.start(connection)
         for start in range(0, len(subjects), CHUNK):
             known |= keys.keys_of(connection, {*subjects[start : start + CHUNK]})

@@ -47,7 +47,7 @@ from commands.writer import (
 )
 from domain.engine.contexts import RECORDED
 from infra.archive.manifest import ends_of
-from infra.database.connect import DatabaseUnavailable, connect, named, passes
+from infra.database.connect import DatabaseUnavailable, connect, is_transient, named_error
 from infra.errors import SamefoldError
 from infra.log import clients, topics
 from infra.log.contract import Contract, check_contract
@@ -819,8 +819,8 @@ class Handler:
         return self._reader
 
     def _database_unavailable(self, error: psycopg.Error | DatabaseUnavailable) -> None:
-        if isinstance(error, psycopg.Error) and not passes(error):
-            raise named(error, self.settings) from error
+        if isinstance(error, psycopg.Error) and not is_transient(error):
+            raise named_error(error, self.settings) from error
         if self._database is not None:
             self._database.close()
             self._database = None

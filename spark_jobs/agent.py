@@ -39,7 +39,7 @@ from infra.processes.services import Services, WrongDatabase
 from infra.processes.supervisor import own_secrets
 from infra.settings import Settings
 from projections.engine.fold.errors import UnknownEvent
-from projections.engine.live.reader import BACKOFF_S, BATCH_BYTES, LOOK_AGAIN_S, Newer
+from projections.engine.live.reader import BACKOFF_S, BATCH_BYTES, LOOK_AGAIN_S, WaitForNewerCode
 from projections.engine.live.startup import set_difference
 from projections.engine.live.worker import Worker
 from projections.engine.store.positions import Positions
@@ -233,7 +233,7 @@ class Agent:
                 case Status.STOPPED if isinstance(result.error, WrongDatabase) and self._is_another(sender):
                     log.info("agent %s: PostgreSQL was restarted; reading the positions", self.name)
                 case Status.STOPPED if isinstance(result.error, UnknownEvent):
-                    self._status.wrong(f"partition {result.partition}", Newer(result.error).why)
+                    self._status.wrong(f"partition {result.partition}", WaitForNewerCode(result.error).why)
                 case Status.STOPPED:
                     self.stop(result.error)
                 case Status.UNAVAILABLE if result.error is not None:

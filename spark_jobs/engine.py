@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from psycopg import sql
 
-from infra.database.connect import connect, naming
+from infra.database.connect import connect, named_errors
 from infra.errors import SamefoldError
 from infra.processes.code_identity import CODE
 from infra.processes.engines import Argument
@@ -47,7 +47,7 @@ class Spark:
     def run(self, task: Callable[[A, Advance], R], arguments: Sequence[A], records: int, advance: Advance) -> list[R]:  # noqa: ARG002
         if not arguments:
             return []
-        with naming(arguments[0].settings):
+        with named_errors(arguments[0].settings):
             job = _Job(self.session.sparkContext, task, arguments)
             returned = job.result(advance)
         return [one.value for one in sorted(returned, key=lambda one: one.slot)]

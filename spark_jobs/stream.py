@@ -29,7 +29,7 @@ from infra.processes.time_limit import limit_calls
 from projections.engine.live.reader import without_hole
 from projections.engine.live.startup import set_difference
 from projections.engine.live.worker import Worker
-from projections.engine.store.commit import Fate
+from projections.engine.store.commit import CommitStatus
 from projections.engine.views.core_views import agent_views, code_set
 from spark_jobs.task import own_settings
 
@@ -139,7 +139,7 @@ class _Task:
             taken = whole[: worker.settings.agent_batch]
             reach("batch read")
             done = worker.attempt({self.partition: (reading, taken)}, self.session)
-            if done.fate is Fate.APPLIED:
+            if done.status is CommitStatus.APPLIED:
                 self.reading = done.readings.get(self.partition, reading)
                 self.folded += self.reading.next_offset - at
                 if done.stop is not None:

@@ -29,7 +29,7 @@ from policies.engine import outbox, policy
 from policies.engine.policy import PUBLIC, Policy
 from policies.engine.public_schema import NothingPublic, publication
 from projections.engine.fold.errors import EngineStop
-from projections.engine.fold.fold import Changes, Held, decode, fold
+from projections.engine.fold.fold import Changes, RowCache, decode, fold
 from projections.engine.fold.plan import Plan
 from projections.engine.views import core_views
 from projections.engine.views.event_context import At
@@ -61,7 +61,7 @@ def results(view: View, context: Context, released: Mapping[str, Any]) -> list[t
         by_type, chance = [[*of] for _, of in groupby(bodies, itemgetter(0))], Random(STREAMS)
         streams += [[_one_of(_one_of(by_type, chance), chance) for _ in range(EVENTS)] for _ in range(STREAMS)]
     plan = Plan({view.name: dataclasses.replace(view, on_poison="stop")}, {context.name: context})
-    held, found = Held(plan), list[tuple[str, str]]()
+    held, found = RowCache(plan), list[tuple[str, str]]()
     for number, stream in enumerate(streams):
         version = 1
         for stored, body in stream:
@@ -83,7 +83,7 @@ def _one_of(some: Sequence[T], chance: Random) -> T:
     return some[int(chance.random() * len(some))]  # only `random` is the same in every version of Python
 
 
-def _digit(view: View, context: Context, changes: Changes, held: Held) -> str:
+def _digit(view: View, context: Context, changes: Changes, held: RowCache) -> str:
     """Of what has changed: an event that the view does not subscribe to and one that changes nothing are the same."""
     name, before = view.name, held.rows.get(view.name, {})
     rows: Iterable[Any]

@@ -8,7 +8,7 @@ from infra.archive.manifest import ArchiveFile, ends_of, files_of
 from infra.archive.read import Checked, Portion, check_partition
 from infra.archive.store import adopt
 from infra.archive.write import Archived, archive_partition, shares
-from infra.database.connect import connect, naming
+from infra.database.connect import connect, named_errors
 from infra.log.contract import require_contract
 from infra.processes.engines import EngineFor, Local, Progress, Silent
 from infra.settings import Settings
@@ -22,7 +22,7 @@ def archive_log(
     Raises what `archive_partition` raises, ContractBroken.
     """
     progress = progress or Silent()
-    with naming(settings), connect(settings, "samefold archive") as connection:
+    with named_errors(settings), connect(settings, "samefold archive") as connection:
         topic = require_contract(settings, connection)
         archived = ends_of(connection, topic.name)
         adopt(settings, connection, topic.name, empty=not archived)
@@ -38,7 +38,7 @@ def check_archive(
 ) -> list[Checked]:
     """Read and check all files of the archive; the results by partition. Raises ManifestBroken, ArchiveAway, ContractBroken."""
     progress = progress or Silent()
-    with naming(settings), connect(settings, "samefold archive check") as connection:
+    with named_errors(settings), connect(settings, "samefold archive check") as connection:
         topic = require_contract(settings, connection)
         ends = _ends(files_of(connection, topic.name))
     records = sum(ends.values())
@@ -67,7 +67,7 @@ class PartitionNow:
 
 def status(settings: Settings) -> list[PartitionNow]:
     """The status of each partition. Raises ContractBroken, ManifestBroken, KafkaUnavailable, DatabaseUnavailable."""
-    with naming(settings), connect(settings, "samefold archive status") as connection:
+    with named_errors(settings), connect(settings, "samefold archive status") as connection:
         topic = require_contract(settings, connection)
         files = files_of(connection, topic.name)
     ends = _ends(files)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from infra.archive.files import decode
 from infra.archive.manifest import ArchiveFile, files_of
 from infra.archive.store import Store, opened
-from infra.database.connect import connect, naming
+from infra.database.connect import connect, named_errors
 from infra.errors import SamefoldError
 from infra.log.records import Record
 from infra.log.rule import read
@@ -50,7 +50,7 @@ def read_archived(
     """
     if settings.database_url is None:
         return
-    with naming(settings), connect(settings, "samefold archive") as connection:
+    with named_errors(settings), connect(settings, "samefold archive") as connection:
         files = files_of(connection, topic, partition, start, stop)
         if not files or files[0].start.next_offset > start:
             return
@@ -89,7 +89,7 @@ class Checked:
 
 def check_partition(portion: Portion, advance: Callable[[int], None] = lambda _count: None) -> Checked:
     """Check all files of a partition. Raises WrongArchive, ManifestBroken, ArchiveAway, DatabaseUnavailable."""
-    with naming(portion.settings), connect(portion.settings, "samefold archive check") as connection:
+    with named_errors(portion.settings), connect(portion.settings, "samefold archive check") as connection:
         store = opened(portion.settings, connection, portion.topic)
         files = files_of(connection, portion.topic, portion.partition)
     found = Checked(portion.partition)

@@ -118,7 +118,7 @@ def connect(
             connection.close()
             raise
     except psycopg.Error as error:
-        raise named(error, settings) from error
+        raise named_error(error, settings) from error
     return connection
 
 
@@ -221,7 +221,7 @@ def longest_transaction_ms(settings: Settings) -> int:
     return settings.statement_timeout_ms + settings.idle_in_transaction_timeout_ms
 
 
-def passes(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether an error may pass by itself: connections refused or lost, start-up, locks, failover, a full disk."""
     if isinstance(error, DatabaseUnavailable):
         return True
@@ -233,7 +233,7 @@ def passes(error: BaseException) -> bool:
     return state in _PASSING or state.startswith(_PASSING_CLASSES)
 
 
-def named(error: psycopg.Error, settings: Settings) -> SamefoldError:
+def named_error(error: psycopg.Error, settings: Settings) -> SamefoldError:
     """The named error for one of psycopg's."""
     known = conninfo_to_dict(settings.database)
     place = f"PostgreSQL ({known.get('dbname') or 'default database'} at {known.get('host') or 'the local socket'})"
@@ -252,7 +252,7 @@ def named(error: psycopg.Error, settings: Settings) -> SamefoldError:
         return DatabaseUnavailable(
             f"{place}: another session holds a lock for too long: {text}", "Run the command again when it has ended."
         )
-    if passes(error):
+    if is_transient(error):
         return DatabaseUnavailable(
             f"{place} does not answer: {text}",
             "Start it (`samefold dev up` for the local one), or correct SAMEFOLD_DATABASE_URL.",
@@ -310,9 +310,9 @@ def who(connection: Connection, pids: Sequence[int]) -> str:
 
 
 @contextmanager
-def naming(settings: Settings) -> Iterator[None]:
+def named_errors(settings: Settings) -> Iterator[None]:
     """Turn psycopg's errors into named ones: DatabaseUnavailable, DatabaseBehind, DatabaseRefused, ValueRefused."""
     try:
         yield
     except psycopg.Error as error:
-        raise named(error, settings) from error
+        raise named_error(error, settings) from error

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from psycopg import sql
 
-from infra.database.connect import Connection, naming
+from infra.database.connect import Connection, named_errors
 from infra.database.own_tables import OWN_TABLES, VIEW_TABLE
 from infra.errors import SamefoldError
 from infra.settings import Settings
@@ -147,7 +147,7 @@ def _script(connection: Connection, prefix: str) -> Iterator[sql.Composed]:
 
 def apply(settings: Settings, connection: Connection, prefix: str) -> int:
     """Run the script in one transaction; the number of statements. Raises BadPrefix, DatabaseRefused."""
-    with naming(settings), connection.transaction():
+    with named_errors(settings), connection.transaction():
         for statement in (statements := script(connection, prefix)):
             connection.execute(statement)
     return len(statements)
@@ -175,7 +175,7 @@ def settle(connection: Connection, relation: str | None = None) -> None:
 
 def set_password(settings: Settings, connection: Connection, role: str, password: str) -> None:
     """Set a role's password. Only what SCRAM checks it with leaves this process. Raises DatabaseRefused."""
-    with naming(settings):
+    with named_errors(settings):
         verifier = connection.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256")
         connection.execute(
             sql.SQL("alter role {} password {}").format(sql.Identifier(role), sql.Literal(verifier.decode()))

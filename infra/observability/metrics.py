@@ -82,7 +82,7 @@ HANDLER_DOUBTS = _counter("handler_doubts", "Times that a handler gave up its ep
 
 # ── the agents ──
 
-AGENT_BATCHES = _counter("agent_batches", "Batches, by what became of them.", "agent", "fate")
+AGENT_BATCHES = _counter("agent_batches", "Batches, by what became of them.", "agent", "result")
 AGENT_BATCH_COMMITS = _counts("agent_batch_commits", "Commits in one applied batch.", "agent")
 AGENT_BATCH_SECONDS = _seconds("agent_batch", "Folding and writing one batch, its transaction included.", "agent")
 AGENT_COMMITS = _counter("agent_commits", "Commits folded.", "agent")
@@ -103,7 +103,7 @@ WEBHOOK_UNKNOWN_ENDPOINTS = _gauge(
 # ── the publishers ──
 
 PUBLISHER_RECORDS = _counter("publisher_records", "Public events committed.")
-PUBLISHER_TRANSACTIONS = _counter("publisher_transactions", "Transactions, by what became of them.", "fate")
+PUBLISHER_TRANSACTIONS = _counter("publisher_transactions", "Transactions, by what became of them.", "result")
 PUBLISHER_LAG = _gauge("publisher_lag_events", "Records of the log that were not published yet.", "partition")
 PUBLISHER_STOPPED = _gauge("publisher_stopped", "1 where an event can't be published.", "partition")
 PUBLISHER_STILL = _gauge(

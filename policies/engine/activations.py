@@ -18,7 +18,7 @@ from typing import LiteralString, NamedTuple
 
 import msgspec
 
-from infra.database.connect import Connection, connect, naming
+from infra.database.connect import Connection, connect, named_errors
 from infra.errors import SamefoldError
 from infra.log import clients, topics
 from infra.log.contract import Contract, check_contract, require_contract
@@ -204,7 +204,7 @@ def resume(
     With `also_live` the policy need not be held. Returns the policies, and the database's user. Raises NeverLive, NotHeld, and what
     `bring_in` raises.
     """
-    with naming(settings), connect(settings, "samefold policies", short_transactions=True) as connection:
+    with named_errors(settings), connect(settings, "samefold policies", short_transactions=True) as connection:
         bring_in(settings, connection)
         held = held_policies(connection)
         if policy is not None and not activations_of(connection, policy):
@@ -226,7 +226,7 @@ def resume(
 def start_all(settings: Settings) -> None:
     """Make this code's policies live before the service is asked anything. Raises BadPolicy, and what `bring_in` raises."""
     if found := discover().values():
-        with naming(settings), connect(settings, "samefold policies", short_transactions=True) as connection:
+        with named_errors(settings), connect(settings, "samefold policies", short_transactions=True) as connection:
             for policy in found:
                 if start_new(settings, connection, policy):
                     # trimming of the log spares what is behind the positions
@@ -313,7 +313,7 @@ def _activate(
     progress: Progress,
 ) -> Activation:
     """Let this version react from the policy's positions on. `require` gets the live version, and raises where it may not."""
-    with naming(settings), connect(settings, "samefold policies", short_transactions=True) as connection:
+    with named_errors(settings), connect(settings, "samefold policies", short_transactions=True) as connection:
         topic = require_contract(settings, connection)
         unfinished = [one.number for one in activations_of(connection, policy) if one.log_offset is None]
         bring_in(settings, connection)

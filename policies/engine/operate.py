@@ -11,7 +11,7 @@ from typing import Any
 
 from psycopg.rows import class_row, dict_row
 
-from infra.database.connect import Connection, connect, naming
+from infra.database.connect import Connection, connect, named_errors
 from infra.errors import SamefoldError
 from infra.log import topics
 from infra.settings import Settings
@@ -108,7 +108,7 @@ def policy_named(name: str, policies: Mapping[str, Policy]) -> Policy:
 
 def require_known(settings: Settings, name: str, policies: Mapping[str, Policy]) -> None:
     """Raises UnknownPolicy for a name that neither this code nor the log has, and DatabaseUnavailable."""
-    with naming(settings), connect(settings, "samefold policies") as connection:
+    with named_errors(settings), connect(settings, "samefold policies") as connection:
         if not activations_of(connection, name):
             policy_named(name, policies)
 
@@ -118,7 +118,7 @@ def policies_now(settings: Settings, policies: Mapping[str, Policy]) -> list[Pol
 
     Raises DatabaseUnavailable, KafkaUnavailable, TopicMissing.
     """
-    with naming(settings), connect(settings, "samefold policies", statement_timeout_ms=0) as connection:
+    with named_errors(settings), connect(settings, "samefold policies", statement_timeout_ms=0) as connection:
         since: dict[str, datetime] = dict(
             connection.execute("select policy, max(at) from activations group by policy").fetchall()
         )
@@ -210,7 +210,7 @@ select {_STATE_OF_POST} as state, 'post' as kind, p.*, next_attempt
 def wishes(settings: Settings, which: Which, *, limit: int | None = None) -> tuple[int, list[WishNow]]:
     """How many there are, counted up to COUNTED, and the first of them, the oldest first. Raises DatabaseUnavailable."""
     values = _values(settings, which) | {"limit": limit}
-    with naming(settings), connect(settings, "samefold outbox", by_key=True) as connection:
+    with named_errors(settings), connect(settings, "samefold outbox", by_key=True) as connection:
         [(count,)] = connection.execute(_COUNT, values)
         return count, connection.cursor(row_factory=class_row(WishNow)).execute(_WISHES, values).fetchall()
 
@@ -218,7 +218,7 @@ def wishes(settings: Settings, which: Which, *, limit: int | None = None) -> tup
 def wish(settings: Settings, ident: str) -> dict[str, Any]:
     """A row of the outbox, or a post, with all its columns; bodies as JSON. Raises NoSuchWish, DatabaseUnavailable."""
     values = _values(settings, Which()) | {"id": ident}
-    with naming(settings), connect(settings, "samefold outbox") as connection:
+    with named_errors(settings), connect(settings, "samefold outbox") as connection:
         cursor = connection.cursor(row_factory=dict_row)
         row = cursor.execute(_WISH, values).fetchone() or cursor.execute(_POST, values).fetchone()
     if row is None:
@@ -299,7 +299,7 @@ def _values(settings: Settings, which: Which) -> dict[str, Any]:
 def _steps(settings: Settings, which: Which) -> Iterator[tuple[Connection, list[str]]]:
     """The ids in the order of their events, as they were at the beginning, each with a connection to change them by."""
     with (
-        naming(settings),
+        named_errors(settings),
         connect(settings, "samefold outbox", statement_timeout_ms=0) as reading,
         connect(settings, "samefold outbox") as writing,
         reading.cursor("wishes", withhold=True) as cursor,  # in no transaction, which would time out and hold up vacuum

@@ -8,7 +8,7 @@ from typing import Any
 
 from psycopg.rows import class_row
 
-from infra.database.connect import connect, naming
+from infra.database.connect import connect, named_errors
 from infra.settings import Settings
 from projections.engine.fold.errors import POLICY
 
@@ -59,7 +59,7 @@ select s.*, array_agg(to_jsonb(p) - array['policy', 'stream', 'place'] order by 
 
 def processes(settings: Settings, policy: str | None, *, stuck: bool, limit: int) -> list[ProcessNow]:
     """Those that wait, the oldest first. Raises DatabaseUnavailable."""
-    with naming(settings), connect(settings, "samefold processes", statement_timeout_ms=0) as connection:
+    with named_errors(settings), connect(settings, "samefold processes", statement_timeout_ms=0) as connection:
         cursor = connection.cursor(row_factory=class_row(ProcessNow))
         return cursor.execute(
             _PROCESSES, {"policy": policy, "stuck": stuck, "limit": limit, "named": [*settings.webhooks] or None}

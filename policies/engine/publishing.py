@@ -204,7 +204,7 @@ class Lane:
     def _commit(self, producer: Producer, outgoing: Sequence[Outgoing], reading: Reading) -> None:
         """One transaction. Raises KafkaException; then it may have been committed or not."""
         work = self._work
-        fate = "unknown"
+        status = "unknown"
         try:
             producer.begin_transaction()
             for key, value, source in outgoing:
@@ -218,9 +218,9 @@ class Lane:
             producer.send_offsets_to_transaction([here], work.consumer.consumer_group_metadata(), WITHIN_S)
             reach("publisher's position sent")
             producer.commit_transaction(WITHIN_S)
-            fate = "committed"
+            status = "committed"
         finally:
-            metrics.PUBLISHER_TRANSACTIONS.labels(fate).inc()
+            metrics.PUBLISHER_TRANSACTIONS.labels(status).inc()
         reach("publication committed")
         metrics.PUBLISHER_RECORDS.inc(len(outgoing))
 

@@ -24,7 +24,7 @@ import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message
 from msgspec import UNSET
 
-from infra.database.connect import Connection, DatabaseUnavailable, connect, naming
+from infra.database.connect import Connection, DatabaseUnavailable, connect, named_errors
 from infra.log import clients, topics
 from infra.log.clients import KafkaUnavailable
 from infra.log.records import Command, Opening, decode_event, encode
@@ -154,7 +154,7 @@ class Relay:
         """Raises TopicChanged, and the errors of Kafka and the database that do not pass."""
         while not self._stopping.is_set():
             try:
-                with naming(self.settings), self._connect() as connection:
+                with named_errors(self.settings), self._connect() as connection:
                     self._serve(connection)
             except (KafkaUnavailable, DatabaseUnavailable) as error:
                 self._status.wrong("stores", error.message, "away")

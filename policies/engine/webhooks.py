@@ -28,7 +28,7 @@ from standardwebhooks.webhooks import Webhook
 from domain.engine.contexts import has_personal_fields
 from domain.engine.personal.keys import Keys
 from domain.engine.personal.tokens import key_ids, opened
-from infra.database.connect import Connection, DatabaseUnavailable, connect, naming
+from infra.database.connect import Connection, DatabaseUnavailable, connect, named_errors
 from infra.errors import SamefoldError, in_words
 from infra.log.clients import KafkaUnavailable
 from infra.observability import logs, metrics
@@ -210,7 +210,7 @@ class _Session:
         if self._connection is None:
             self._connection = connect(self._settings, self._name, by_key=True)
         try:
-            with naming(self._settings):
+            with named_errors(self._settings):
                 return ask(self._connection)
         except Busy:
             raise

@@ -14,9 +14,9 @@ import psycopg
 from infra.database.connect import Connection, DatabaseUnavailable, connect
 from projections.engine.fold.errors import EngineStop
 from projections.engine.fold.plan import Plan
-from projections.engine.live.reader import Action, Apply, Hold, Newer, Reader, ReadPositions, Seek, Stop
+from projections.engine.live.reader import Action, Apply, Reader, ReadPositions, Seek, Stop, Wait, WaitForNewerCode
 from projections.engine.live.worker import Worker
-from projections.engine.store.commit import BatchResult, Fate
+from projections.engine.store.commit import BatchResult, CommitStatus
 from projections.engine.store.positions import Positions
 from projections.engine.views.core_views import code_set
 from projections.engine.views.view import View
@@ -144,10 +144,10 @@ class Agent:
                     if self.interrupted:
                         self.interrupted -= 1
                         self._regain()
-                case Hold():
+                case Wait():
                     self.looks += 1
                     self.ended = self.ended or self.looks == LOOKS
-                case Newer(error):
+                case WaitForNewerCode(error):
                     self._waits(error)
                 case Stop(error):
                     raise error
@@ -162,9 +162,9 @@ class Agent:
             self._do(self.reader.positions(action.turn, found))
 
     def _applied(self, action: Apply, done: BatchResult | DatabaseUnavailable) -> None:
-        done = BatchResult(Fate.AWAY) if isinstance(done, DatabaseUnavailable) else done
+        done = BatchResult(CommitStatus.AWAY) if isinstance(done, DatabaseUnavailable) else done
         self._do(self.reader.done(action.turn, done, self.world.play.now, action.lane))
-        if done.fate is Fate.APPLIED:
+        if done.status is CommitStatus.APPLIED:
             self.applied += 1
             self.ended = self.ended or self.applied == self.most
             if self.gives_up:

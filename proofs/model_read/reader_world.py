@@ -17,8 +17,8 @@ from uuid import UUID
 from infra.log.records import Record
 from infra.log.rule import START, Reading, read
 from projections.engine.fold.fold import NOTHING_BLOCKED
-from projections.engine.live.reader import Action, Apply, Hold, Newer, Reader, ReadPositions, Seek, Stop
-from projections.engine.store.commit import BatchResult, Fate
+from projections.engine.live.reader import Action, Apply, Reader, ReadPositions, Seek, Stop, Wait, WaitForNewerCode
+from projections.engine.store.commit import BatchResult, CommitStatus
 from projections.engine.store.positions import Live, Positions
 from proofs.checker import Violation
 from proofs.model_read.log import Log, Story
@@ -155,10 +155,16 @@ class ReaderWorld:
         if isinstance(action, ReadPositions):
             question.answer = None if how == "away" else self._now()
         elif how in ("away", "unapplied"):
-            question.answer = BatchResult(Fate.AWAY if how == "away" else Fate.UNKNOWN)
+            question.answer = BatchResult(CommitStatus.AWAY if how == "away" else CommitStatus.UNKNOWN)
         else:
             readings = self._apply(action)
-            fate = Fate.FENCED if readings is None else Fate.UNKNOWN if how == "unknown" else Fate.APPLIED
+            fate = (
+                CommitStatus.FENCED
+                if readings is None
+                else CommitStatus.UNKNOWN
+                if how == "unknown"
+                else CommitStatus.APPLIED
+            )
             question.answer = BatchResult(fate, readings or {})
 
     def _apply(self, action: Apply) -> dict[int, Reading] | None:
@@ -208,9 +214,9 @@ class ReaderWorld:
                     self.questions.append(_Question(action))
                 case Seek(partition, offset):
                     self.at[partition] = offset
-                case Hold():
+                case Wait():
                     pass
-                case Newer(error) | Stop(error):
+                case WaitForNewerCode(error) | Stop(error):
                     raise error
 
     def print(self) -> object:
@@ -243,7 +249,7 @@ def _plain(question: _Question, turn: int) -> tuple[Any, ...]:
     if isinstance(answer, Positions):
         content = repr((sorted(answer.readings.items()), answer.live_set))
     elif isinstance(answer, BatchResult):
-        content = repr((answer.fate.value, sorted(answer.readings.items())))
+        content = repr((answer.status.value, sorted(answer.readings.items())))
     return isinstance(action, Apply), min(turn - action.turn, 3), takes, question.done, content
 
 

@@ -16,7 +16,7 @@ from projections.engine.fold.fold import Blocked
 from projections.engine.fold.plan import Plan
 from projections.engine.live.worker import Worker
 from projections.engine.rebuild.folded import Folded, added_rows
-from projections.engine.store.commit import Batch, Fate
+from projections.engine.store.commit import Batch, CommitStatus
 from projections.engine.store.positions import skips_of
 from projections.engine.views.view import Kind, View
 from proofs.bank_oracle import Entry, Place
@@ -117,10 +117,10 @@ def live(
                 start = one.at[partition].next_offset
                 takes[partition] = (one.at[partition], records[partition][start : min(start + size, ends[partition])])
             done = one.worker.apply(takes, one.turn, chance.randrange(agents))
-            if done.fate is Fate.APPLIED:
+            if done.status is CommitStatus.APPLIED:
                 one.at.update(done.readings)
             else:
-                assert done.fate is Fate.FENCED, done
+                assert done.status is CommitStatus.FENCED, done
                 assert agents > 1, "fenced, although no other agent folds"
                 fenced += 1
                 one.at = {}

@@ -27,7 +27,7 @@ from infra.settings import Settings
 from projections.engine.fold.plan import Plan
 from projections.engine.live.startup import ensure_started, set_difference
 from projections.engine.live.tail import Tail
-from projections.engine.store.commit import BatchResult, Committer, Fate
+from projections.engine.store.commit import BatchResult, CommitStatus, Committer
 from projections.engine.store.positions import read_positions
 from projections.engine.views.core_views import agent_views, code_set
 from projections.engine.views.view import View
@@ -160,15 +160,15 @@ class Folder:
             committer = Committer(self.plan, positions)
             at = dict(positions.readings)
             with Tail(self.world, self.world.events_topic, at) as tail:
-                outcome = BatchResult(Fate.APPLIED)
-                while outcome.fate is Fate.APPLIED:
+                outcome = BatchResult(CommitStatus.APPLIED)
+                while outcome.status is CommitStatus.APPLIED:
                     batches = tail.towards(at, _ends(at, end), most)
                     if not batches:
                         return at
                     outcome = committer.apply(db, batches)
-                    if outcome.fate is Fate.APPLIED:
+                    if outcome.status is CommitStatus.APPLIED:
                         at.update({batch.partition: batch.next for batch in batches})
-                assert outcome.fate is Fate.FENCED, outcome
+                assert outcome.status is CommitStatus.FENCED, outcome
                 self.fenced += 1
 
 

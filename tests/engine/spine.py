@@ -22,7 +22,7 @@ from infra.log.source import read_range
 from infra.settings import Settings
 from projections.engine.fold.plan import Plan
 from projections.engine.live.startup import ensure_started
-from projections.engine.store.commit import Batch, Committer, Fate
+from projections.engine.store.commit import Batch, CommitStatus, Committer
 from projections.engine.views.core_views import agent_views
 from tools.migrations.migrate import upgrade
 from tools.testing.waiting import DEADLINE_S, until
@@ -145,7 +145,7 @@ def project(world: Settings) -> int:
             was = reading
             for records in read_range(world, topic.name, partition, was.next_offset, topic.end[partition]):
                 after, counted, _ = read(was, records)
-                assert committer.apply(db, [Batch(partition, was, after, counted)]).fate is Fate.APPLIED
+                assert committer.apply(db, [Batch(partition, was, after, counted)]).status is CommitStatus.APPLIED
                 was, folded = after, folded + len(counted)
     return folded
 

@@ -71,11 +71,11 @@ def roles(
     SAMEFOLD_DATABASE_URL must name an administrator to apply it, anybody to print it.
     """
     from infra.database import roles as found
-    from infra.database.connect import connect, naming
+    from infra.database.connect import connect, named_errors
     from infra.settings import Settings
 
     settings = Settings()
-    with naming(settings), connect(settings, "samefold db roles") as connection:
+    with named_errors(settings), connect(settings, "samefold db roles") as connection:
         if apply:
             count = found.apply(settings, connection, prefix)
             typer.echo(f"Applied {count} statements. `samefold db password ROLE` sets a role's password.")

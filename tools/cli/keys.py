@@ -34,13 +34,13 @@ def rotate(as_json: Json = False) -> None:
     """Wrap every key again with the file's first master key; then the others are not needed. Safe to run again, while all runs."""
     from domain.engine.personal.keys import Keys
     from domain.engine.personal.masters import masters
-    from infra.database.connect import connect, naming
+    from infra.database.connect import connect, named_errors
     from infra.settings import Settings
     from tools import terminal
 
     settings = Settings()
     keys = Keys(settings)
-    with naming(settings), connect(settings, "samefold keys") as connection:
+    with named_errors(settings), connect(settings, "samefold keys") as connection:
         keys.start(connection)
         with terminal.progress("keys", keys.open_count(connection), quiet=as_json) as done:
             count = keys.rotate(connection, done)

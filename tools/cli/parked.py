@@ -61,13 +61,13 @@ def list_(
 
 
 def _list_dropped(*, as_json: bool) -> None:
-    from infra.database.connect import connect, naming
+    from infra.database.connect import connect, named_errors
     from infra.settings import Settings
     from projections.engine.store.parking import dropped_events
     from tools import terminal
 
     settings = Settings()
-    with naming(settings), connect(settings, "samefold parked") as connection:
+    with named_errors(settings), connect(settings, "samefold parked") as connection:
         found = dropped_events(connection)
 
     def text(found: list[Dropped]) -> Iterator[RenderableType]:
@@ -83,7 +83,7 @@ def _list_dropped(*, as_json: bool) -> None:
 def show(view: ViewName, stream: StreamName, as_json: Json = False) -> None:
     """A parked stream, and its events that are not in the view."""
     from domain.engine.personal.opening import shown
-    from infra.database.connect import connect, naming
+    from infra.database.connect import connect, named_errors
     from infra.settings import Settings
     from projections.engine.operate.replaying import NotParked, parked_events
     from projections.engine.store.positions import read_positions
@@ -91,7 +91,7 @@ def show(view: ViewName, stream: StreamName, as_json: Json = False) -> None:
 
     settings = Settings()
     one = next((one for one in _parked() if (one.view, one.stream) == (view, stream)), None)
-    with naming(settings), connect(settings, "samefold parked") as connection:
+    with named_errors(settings), connect(settings, "samefold parked") as connection:
         positions = read_positions(connection, _view(view).agent, settings.events_topic)
     if one is None or positions is None:
         raise NotParked(f"Stream {stream} is not parked in view '{view}'.", "`samefold parked list` shows what is.")
@@ -148,12 +148,12 @@ def _tell(done: Replayed, *, as_json: bool) -> None:
 
 
 def _parked() -> list[ParkedStream]:
-    from infra.database.connect import connect, naming
+    from infra.database.connect import connect, named_errors
     from infra.settings import Settings
     from projections.engine.store.parking import parked_streams
 
     settings = Settings()
-    with naming(settings), connect(settings, "samefold parked") as connection:
+    with named_errors(settings), connect(settings, "samefold parked") as connection:
         return parked_streams(connection, live_only=True)
 
 

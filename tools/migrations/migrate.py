@@ -28,7 +28,7 @@ from alembic.util import rev_id
 from sqlalchemy.pool import NullPool
 
 from infra.database import revisions, schema
-from infra.database.connect import Connection, connect, named, naming, passes, patient_ms
+from infra.database.connect import Connection, connect, is_transient, named_error, named_errors, patient_ms
 from infra.database.own_tables import VIEW_TABLE
 from infra.database.revisions import BRANCHES, CORE, VIEWS
 from infra.database.roles import settle
@@ -69,7 +69,7 @@ def upgrade(settings: Settings) -> tuple[list[str], list[str]]:
         settle(_psycopg(connection))
         return before, _applied(connection)
 
-    with naming(settings):
+    with named_errors(settings):
         found = _with(settings, act)
         with connect(settings, "samefold db") as connection:
             ensure_sql_views(connection, {view.name: view.table_name for view in all_views().values()})
@@ -195,9 +195,9 @@ def connected(settings: Settings) -> Iterator[sa.Connection]:
     except sa.exc.DBAPIError as error:
         # other errors are defects of a migration: their traceback shows the line
         if isinstance(error.orig, psycopg.Error) and (
-            passes(error.orig) or isinstance(error.orig, psycopg.errors.InsufficientPrivilege)
+            is_transient(error.orig) or isinstance(error.orig, psycopg.errors.InsufficientPrivilege)
         ):
-            raise named(error.orig, settings) from error
+            raise named_error(error.orig, settings) from error
         raise
     finally:
         engine.dispose()

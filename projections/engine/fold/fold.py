@@ -109,7 +109,7 @@ def changed_rows(plan: Plan, changes: Changes) -> int:
     )
 
 
-class Held:
+class RowCache:
     """The row cache of one partition: by view, key to row (None: known to be absent), stream to StreamState.
 
     It is valid only while this process is the only one that changes the rows. Its owner clears it when it reads the position
@@ -186,7 +186,7 @@ def _decode(plan: Plan, partition: int, counted: Sequence[Counted]) -> Decoded:
     return Decoded(partition, counted, items, touched)
 
 
-def keys_to_load(batch: Decoded, held: Held) -> dict[str, list[Any]]:
+def keys_to_load(batch: Decoded, held: RowCache) -> dict[str, list[Any]]:
     """By view, the keys of rows (streams, for snapshots) that the fold needs and `held` lacks."""
     wanted: defaultdict[str, set[Any]] = defaultdict(set)
     for step, streams in batch.touched.items():
@@ -216,7 +216,7 @@ def _keys(view: View, exact: Exact, items: Sequence[Item]) -> set[Any]:
     return found
 
 
-def fold(plan: Plan, batch: Decoded, held: Held, blocked: Blocked = NOTHING_BLOCKED) -> Changes:
+def fold(plan: Plan, batch: Decoded, held: RowCache, blocked: Blocked = NOTHING_BLOCKED) -> Changes:
     """The changes that a batch of one partition makes. `held` must have what `keys_to_load` named; it is not changed.
 
     Every row is made exact at the event that made it (see `exact`). To be fast, all rows are checked together at the end. If one
@@ -263,7 +263,7 @@ def _exact(plan: Plan, changes: Changes, replaced: Mapping[str, list[Any]], view
 
 @watched(lambda local: f"event {local['at'].version} of {local['at'].stream}")
 def _fold(
-    plan: Plan, batch: Decoded, held: Held, blocked: Blocked, checked: Container[str]
+    plan: Plan, batch: Decoded, held: RowCache, blocked: Blocked, checked: Container[str]
 ) -> tuple[Changes, dict[str, list[Any]]]:
     """The changes, with each row of the views in `checked` made exact at its event; and by view, the rows that they don't show.
 

@@ -39,9 +39,9 @@ from infra.processes.process_end import Parts, exit_code_of
 from infra.processes.time_limit import limit_calls, serve_main_thread
 from infra.settings import Settings
 from projections.engine.live.log_reader import LogReader
-from projections.engine.live.reader import Action, Apply, Hold, Newer, Reader, ReadPositions, Seek, Stop
+from projections.engine.live.reader import Action, Apply, Reader, ReadPositions, Seek, Stop, Wait, WaitForNewerCode
 from projections.engine.live.worker import Worker
-from projections.engine.store.commit import BatchResult, Fate
+from projections.engine.store.commit import BatchResult, CommitStatus
 from projections.engine.store.event_types import own_event_types
 from projections.engine.views.core_views import agent_views, code_set
 
@@ -249,9 +249,9 @@ class Agent:
                     reach("seek done")
                 case Apply(lane=lane):
                     self.parts.task("channel", self._channels[lane].send(value=action), may_return=True)
-                case Hold(why=why):
+                case Wait(why=why):
                     self._status.wrong("set", f"holding: {why}")
-                case Newer(error=error) as newer:
+                case WaitForNewerCode(error=error) as newer:
                     self._status.wrong(f"partition {error.partition}", newer.why)
                 case Stop(error=error):
                     self.stop(error)
@@ -271,7 +271,7 @@ class Agent:
             return
         self._status.well("database", "the database is available again")
         actions = self.reader.positions(action.turn, positions)
-        if actions and not any(isinstance(one, Hold) for one in actions):  # none of an earlier turn
+        if actions and not any(isinstance(one, Wait) for one in actions):  # none of an earlier turn
             self._status.well("set", f"folding: the live set is this code's, {_in_words(self.code)}")
         self._do(actions)
 
@@ -287,8 +287,8 @@ class Agent:
             result = await self.lanes[action.lane].run(apply)
         except DatabaseUnavailable as error:
             self._status.wrong("database", error.message, "away")
-            result = BatchResult(Fate.AWAY)
-        if result.fate is Fate.FENCED:
+            result = BatchResult(CommitStatus.AWAY)
+        if result.status is CommitStatus.FENCED:
             log.info("agent %s: a batch was fenced; reading the positions again", self.name)
         self._do(self.reader.done(action.turn, result, self._now(), action.lane))
 

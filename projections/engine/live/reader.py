@@ -21,7 +21,7 @@ from infra.log.records import Record
 from infra.log.rule import Reading
 from projections.engine.fold.errors import EngineStop, OtherCode
 from projections.engine.live.startup import set_difference
-from projections.engine.store.commit import BatchResult, Fate
+from projections.engine.store.commit import BatchResult, CommitStatus
 from projections.engine.store.positions import Positions
 
 BATCH_BYTES = 32 * 1024 * 1024
@@ -65,14 +65,14 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class Wait:
     """Log why this agent is not folding: another set of views is live."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Newer:
+class WaitForNewerCode:
     """Log that one partition waits until other code has folded this event. The others continue."""
 
     error: EngineStop
@@ -90,7 +90,7 @@ class Stop:
     error: SamefoldError
 
 
-Action = ReadPositions | Seek | Apply | Hold | Newer | Stop
+Action = ReadPositions | Seek | Apply | Wait | WaitForNewerCode | Stop
 
 
 @dataclass(slots=True)
@@ -182,7 +182,7 @@ class Reader:
         if positions is None or difference is not None:
             self._failures = 0
             retired = "no view of this agent is live any more; " if positions and not positions.live else ""
-            return [Hold(f"{retired}{difference or 'no positions yet'}"), ReadPositions(turn, self._look_again)]
+            return [Wait(f"{retired}{difference or 'no positions yet'}"), ReadPositions(turn, self._look_again)]
         mine = self._assigned & positions.readings.keys()
         if self._checking:
             at = {partition: positions.readings[partition].next_offset for partition in mine}
@@ -229,7 +229,7 @@ class Reader:
         if turn != self.turn:
             return []
         self._under_way.pop(lane, None)
-        if result.fate is not Fate.APPLIED:
+        if result.status is not CommitStatus.APPLIED:
             if result.stop is not None:  # a view was stopped, which is no failure: others may stop at the same event
                 self._failures = 0
             return self._ask(self._backoff())
@@ -241,7 +241,7 @@ class Reader:
                 self._check_at = now + NEWER_S
             # the batch's other partitions may have been cut short too, so the positions are read again
             self._newer[result.stop.partition] = result.stop
-            return [Newer(result.stop), *self._ask()]
+            return [WaitForNewerCode(result.stop), *self._ask()]
         return [Stop(result.stop)] if result.stop else self.tick(now)
 
     def tick(self, now: float) -> list[Action]:

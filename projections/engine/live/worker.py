@@ -20,7 +20,7 @@ from psycopg.types.json import Json
 
 from domain.engine.versions import UpcastFailed
 from infra.archive.manifest import ends_of
-from infra.database.connect import Connection, DatabaseUnavailable, connect, named
+from infra.database.connect import Connection, DatabaseUnavailable, connect, named_error
 from infra.database.revisions import DatabaseAhead, require_schema
 from infra.errors import SamefoldError
 from infra.log.contract import Contract
@@ -31,11 +31,11 @@ from infra.log.topics import Topic, describe
 from infra.observability import metrics, tracing
 from infra.settings import Settings
 from projections.engine.fold.errors import EndedTheAgent, EngineStop, PoisonEvent, UnreadableEvent
-from projections.engine.fold.fold import Held, decode, fold
+from projections.engine.fold.fold import RowCache, decode, fold
 from projections.engine.fold.plan import Plan
 from projections.engine.live.startup import ensure_started
 from projections.engine.live.stopping import stop_view
-from projections.engine.store.commit import Batch, BatchResult, Committer, Fate
+from projections.engine.store.commit import Batch, BatchResult, CommitStatus, Committer
 from projections.engine.store.event_types import record_event_types
 from projections.engine.store.positions import Attempt, Positions, read_positions
 from projections.engine.store.writing import ask_for_missing, hold
@@ -142,7 +142,7 @@ class Worker:
         with self._naming(lane):
             connection = self._connected(lane)
             connection.execute("select")
-            if self._committer is not None and self._committer.flush(connection) is Fate.FENCED:
+            if self._committer is not None and self._committer.flush(connection) is CommitStatus.FENCED:
                 self._committer = None
             if lane == 0 and self.agent == CORE:
                 self.record_event_types(connection)
@@ -177,7 +177,7 @@ class Worker:
         known = {"samefold.agent": self.agent, "samefold.partitions": ",".join(map(str, takes))}
         with tracing.of_batch("fold", records, known | {"samefold.records": len(records)}) as span:
             result = self._measured(takes, turn, lane)
-            span.set_attribute("samefold.fate", result.fate)
+            span.set_attribute("samefold.status", result.status)
             return result
 
     def attempt(self, takes: Takes, turn: int = 0, lane: int = 0) -> BatchResult:
@@ -200,14 +200,14 @@ class Worker:
                     take = {partition: (reading, part)}
                     is_known = partition in self._begun
                     result = self.apply(take, turn, lane) if is_known else self._attempt(committer, take, turn, lane)
-                    if result.fate is not Fate.APPLIED or result.stop is not None:
+                    if result.status is not CommitStatus.APPLIED or result.stop is not None:
                         return result
                     readings |= result.readings
                     reading = readings.get(partition, reading)
                     self._most = self._most * 2 if self._most < self.settings.agent_batch else 0
                     if not is_suspect:
                         self._begun.add(partition)
-        return BatchResult(Fate.APPLIED, readings)
+        return BatchResult(CommitStatus.APPLIED, readings)
 
     def _attempt(self, committer: Committer, take: Takes, turn: int, lane: int) -> BatchResult:
         [(partition, (_, records))] = take.items()
@@ -216,7 +216,7 @@ class Worker:
         stop = self._fold_alone(committer, take, lane) if ended_one else None
         self._keep(partition, attempt, lane)
         result = self._apply(take, turn, lane, stop) if stop else self.apply(take, turn, lane)
-        if result.fate is not Fate.APPLIED or result.stop is not None:
+        if result.status is not CommitStatus.APPLIED or result.stop is not None:
             # this process lives; and where it gave up, the next one tries again: what ended agents may be outside the code
             self._keep(partition, self._attempts[partition]._replace(number=0) if stop else Attempt(), lane)
         return result
@@ -245,7 +245,7 @@ class Worker:
             self._keep(partition, before._replace(view=view, number=number, code=code), lane)
             alone = plan if view == READING else plan.only(view)
             with suppress(EngineStop), self._naming(lane):  # it is raised again where the record is applied
-                batch, held = decode(alone, partition, read_readable(was, mine, plan.decode)[1]), Held(alone)
+                batch, held = decode(alone, partition, read_readable(was, mine, plan.decode)[1]), RowCache(alone)
                 if alone is not plan:
                     tables = committer.positions.tables
                     hold(plan, ask_for_missing(self._connected(lane), plan, tables, [batch], {partition: held}))
@@ -261,18 +261,18 @@ class Worker:
         try:
             result = self._apply(takes, turn, lane)
         except DatabaseUnavailable:
-            self._metrics.fate(Fate.AWAY)
+            self._metrics.status(CommitStatus.AWAY)
             self._most = max(sum(len(records) for _, records in takes.values()) // 2, 1)
             raise
-        self._metrics.fate(result.fate)
+        self._metrics.status(result.status)
         return result
 
     def _apply(self, takes: Takes, turn: int, lane: int, ended: EngineStop | None = None) -> BatchResult:
         committer = self._committer
         if committer is None or turn != self._turn:
-            return BatchResult(Fate.FENCED)
+            return BatchResult(CommitStatus.FENCED)
         started = time.perf_counter()
-        result = BatchResult(Fate.APPLIED)
+        result = BatchResult(CommitStatus.APPLIED)
         stop: SamefoldError | None = ended
         batches = []
         voids = []
@@ -294,19 +294,19 @@ class Worker:
                     stop = error
                     batches = [b.until(error.offset) if b.partition == error.partition else b for b in batches]
                     continue
-                if result.fate is not Fate.APPLIED:
+                if result.status is not CommitStatus.APPLIED:
                     return result
                 commits = sum(len(batch.counted) for batch in batches)
                 self._metrics.applied(result, commits, time.perf_counter() - started)
                 self._metrics.void(voids)
                 break
             # other code goes on from exactly there
-            if stop is not None and committer.flush(self._connected(lane)) is Fate.FENCED:
-                return BatchResult(Fate.FENCED)
+            if stop is not None and committer.flush(self._connected(lane)) is CommitStatus.FENCED:
+                return BatchResult(CommitStatus.FENCED)
             if isinstance(stop, PoisonEvent) and self.plan.views[stop.view].stops_alone:
                 with suppress(errors.LockNotAvailable, errors.DeadlockDetected):  # the next batch meets the event again
                     stop_view(self._connected(lane), committer.positions, stop)
-                return BatchResult(Fate.FENCED, stop=stop)
+                return BatchResult(CommitStatus.FENCED, stop=stop)
         return replace(result, readings={batch.partition: batch.next for batch in batches}, stop=stop)
 
     def close(self, lane: int = 0) -> None:
@@ -335,7 +335,7 @@ class Worker:
             yield
         except psycopg.Error as error:
             self.close(lane)
-            raise named(error, self.settings) from error
+            raise named_error(error, self.settings) from error
         except DatabaseUnavailable:
             self.close(lane)
             raise
@@ -376,15 +376,15 @@ class _Metrics:
 
     def __init__(self, agent: str) -> None:
         self._agent = agent
-        self._fates = {fate: metrics.AGENT_BATCHES.labels(agent, fate) for fate in Fate}
+        self._statuses = {status: metrics.AGENT_BATCHES.labels(agent, status) for status in CommitStatus}
         self._batch_commits = metrics.AGENT_BATCH_COMMITS.labels(agent)
         self._batch_seconds = metrics.AGENT_BATCH_SECONDS.labels(agent)
         self._commits = metrics.AGENT_COMMITS.labels(agent)
         self._events = metrics.AGENT_EVENTS.labels(agent)
         self._rows = metrics.AGENT_ROWS.labels(agent)
 
-    def fate(self, fate: Fate) -> None:
-        self._fates[fate].inc()
+    def status(self, status: CommitStatus) -> None:
+        self._statuses[status].inc()
 
     def applied(self, result: BatchResult, commits: int, seconds: float) -> None:
         """A batch's transaction was committed."""

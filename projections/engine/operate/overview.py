@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from infra.database.connect import connect, naming
+from infra.database.connect import connect, named_errors
 from infra.log import topics
 from infra.log.rule import Reading
 from infra.log.source import read_range
@@ -60,7 +60,7 @@ class Overview:
 
 def overview(settings: Settings, views: Mapping[str, View]) -> Overview:
     """The state of all views, live or in this code. Raises DatabaseUnavailable, KafkaUnavailable, TopicMissing."""
-    with naming(settings), connect(settings, "samefold views") as connection:
+    with named_errors(settings), connect(settings, "samefold views") as connection:
         live = pointers(connection)
         builds = [build for build in builds_of(connection) if exists(connection, build.table)]
         parked = parked_streams(connection, live_only=True)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from psycopg import errors
 
-from infra.database.connect import Connection, connect, naming
+from infra.database.connect import Connection, connect, named_errors
 from infra.errors import SamefoldError
 from infra.log.contract import require_contract
 from infra.log.rule import START, Counted, Reading
 from infra.settings import Settings
-from projections.engine.fold.fold import Blocked, Held, Parked, decode
+from projections.engine.fold.fold import Blocked, Parked, RowCache, decode
 from projections.engine.fold.plan import Plan
 from projections.engine.rebuild.builds import (
     Build,
@@ -86,7 +86,10 @@ class _Replay:
         self.commits: list[Counted] = []
 
     def run(self) -> Replayed:
-        with naming(self.settings), connect(self.settings, "samefold parked", short_transactions=True) as connection:
+        with (
+            named_errors(self.settings),
+            connect(self.settings, "samefold parked", short_transactions=True) as connection,
+        ):
             require_contract(self.settings, connection)
             deadline = time.monotonic() + GIVE_UP_S
             while True:
@@ -176,7 +179,7 @@ class _Replay:
         skips = [(1, parked.since_version - 1), *read_skips(connection, [view.name]).skips.get(key, ())]
         blocked = Blocked({}, {key: skips})
         batch = decode(plan, parked.partition, self.commits)
-        held, tables = {parked.partition: Held(plan)}, {view.name: parked.table}
+        held, tables = {parked.partition: RowCache(plan)}, {view.name: parked.table}
         # states are folded from the stream's beginning; only the view's own rows come from the database
         hold(plan, ask_for_missing(connection, plan, tables, [batch], held))
         _, again = fold_and_write(connection, plan, tables, [batch], held=held, blocked=blocked)

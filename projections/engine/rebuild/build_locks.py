@@ -16,7 +16,15 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 
-from infra.database.connect import Connection, DatabaseUnavailable, TransactionTimedOut, as_login, connect, naming, who
+from infra.database.connect import (
+    Connection,
+    DatabaseUnavailable,
+    TransactionTimedOut,
+    as_login,
+    connect,
+    named_errors,
+    who,
+)
 from infra.errors import SamefoldError
 from infra.settings import Settings
 
@@ -53,7 +61,7 @@ def builder(settings: Settings, command: str, made: Sequence[UUID] = ()) -> Iter
     """
     server, claimed = None, list[str]()
     try:
-        with naming(settings), connect(settings, session_name(command), statement_timeout_ms=0) as connection:
+        with named_errors(settings), connect(settings, session_name(command), statement_timeout_ms=0) as connection:
             found, claimed = _server(connection), claims_of(connection)
             try:
                 yield connection
@@ -70,7 +78,7 @@ def builder(settings: Settings, command: str, made: Sequence[UUID] = ()) -> Iter
 def loading(settings: Settings, builds: Sequence[UUID]) -> Iterator[None]:
     """Names the errors of sessions that only load into these builds' tables."""
     try:
-        with naming(settings):
+        with named_errors(settings):
             yield
     except DatabaseUnavailable as error:
         if (ended := _ended(error, settings, None, (), builds)) is not None:

@@ -16,7 +16,7 @@ from infra.database.connect import Connection
 from infra.errors import SamefoldError
 from infra.log.rule import Reading
 from infra.processes.faultpoints import reach
-from projections.engine.fold.fold import Blocked, Held, decode
+from projections.engine.fold.fold import Blocked, RowCache, decode
 from projections.engine.fold.plan import Plan
 from projections.engine.live.tail import Tail
 from projections.engine.rebuild.build_locks import BuildAbandoned
@@ -110,7 +110,7 @@ class Group:
         """Fold batches into the tables and the builds' positions, in a transaction that has locked and checked them."""
         blocked = self._blocked(connection)
         decoded = [decode(self.plan, batch.partition, batch.counted) for batch in batches]
-        held = {one.partition: Held(self.plan) for one in decoded}
+        held = {one.partition: RowCache(self.plan) for one in decoded}
         tables = {name: build.table for name, build in self.builds.items()}
         hold(self.plan, ask_for_missing(connection, self.plan, tables, decoded, held))
         _, parked = fold_and_write(connection, self.plan, tables, decoded, held=held, blocked=blocked)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from infra.database.connect import connect, naming
+from infra.database.connect import connect, named_errors
 from infra.errors import SamefoldError
 from infra.settings import Settings
 from projections.engine.rebuild.build_locks import BuildAlive, builder, claim, try_claim
@@ -34,7 +34,7 @@ def droppable(settings: Settings, view: str, which: str) -> list[Build]:
 
     Raises NotDroppable.
     """
-    with naming(settings), connect(settings, "samefold views") as connection:
+    with named_errors(settings), connect(settings, "samefold views") as connection:
         of_view = [build for build in builds_of(connection, [view]) if exists(connection, build.table)]
         stopped = {one.table for one in stopped_views(connection)}
     named = [build for build in of_view if which in (build.table, str(build.version), f"v{build.version}")]

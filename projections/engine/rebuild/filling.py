@@ -16,7 +16,7 @@ from infra.database.connect import Connection
 from infra.log.rule import START, Reading
 from infra.processes.engines import EngineFor, Progress
 from infra.settings import Settings
-from projections.engine.fold.fold import Held, decode
+from projections.engine.fold.fold import RowCache, decode
 from projections.engine.fold.plan import Plan
 from projections.engine.rebuild.build_locks import build_abandoned
 from projections.engine.rebuild.builds import Build, Pin, drop_keys, with_lock_retry
@@ -131,7 +131,7 @@ class Filling:
         reached = dict.fromkeys(pin.ends, START)
         self.filled.rows[view.name] = 0
         for partition, end in sorted(pin.ends.items()):
-            held, blocked = Held(plan), pin.skips
+            held, blocked = RowCache(plan), pin.skips
             for batch in counted_to(settings, settings.events_topic, partition, end):
                 decoded = [decode(plan, partition, batch.counted)]
                 with connection.transaction():

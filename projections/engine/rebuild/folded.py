@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from infra.log.records import time_of
-from projections.engine.fold.fold import Blocked, Changes, Held, Parked, decode, fold
+from projections.engine.fold.fold import Blocked, Changes, Parked, RowCache, decode, fold
 from projections.engine.fold.plan import Plan, combiners
 from projections.engine.store.commit import Batch
 from projections.engine.views.view import Kind, View
@@ -24,7 +24,7 @@ class Folded:
     def __init__(self, plan: Plan, blocked: Blocked) -> None:
         self.plan = plan
         self.blocked = blocked
-        self.held = Held(plan)
+        self.held = RowCache(plan)
         self.sums: dict[str, dict[tuple[Any, ...], list[Any]]] = {
             view.name: {} for view in plan.views.values() if view.kind is Kind.SUMMARY
         }

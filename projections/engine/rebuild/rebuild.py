@@ -13,7 +13,7 @@ from uuid import UUID
 
 import psycopg
 
-from infra.database.connect import Connection, connect, naming
+from infra.database.connect import Connection, connect, named_errors
 from infra.errors import SamefoldError
 from infra.log.contract import require_contract
 from infra.processes.engines import EngineFor, Local, Progress, Silent
@@ -173,7 +173,7 @@ def resume(
 
     Raises NotStopped, PoisonEvent where this code can't take the event either, and what `go_to` raises.
     """
-    with naming(settings), connect(settings, "samefold views") as connection:
+    with named_errors(settings), connect(settings, "samefold views") as connection:
         stopped = {one.view: one.version for one in stopped_views(connection)}
     fitting = [name for name, version in stopped.items() if name in views and views[name].version == version]
     asked = sorted(set(names)) or [name for name in fitting if not states_told_to(views[name])]

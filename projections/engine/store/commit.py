@@ -28,8 +28,8 @@ from projections.engine.fold.fold import (
     Blocked,
     Changes,
     Decoded,
-    Held,
     Parked,
+    RowCache,
     changed_rows,
     decode,
     fold,
@@ -78,7 +78,7 @@ class _Deferred(NamedTuple):
     since: float
 
 
-class Fate(StrEnum):
+class CommitStatus(StrEnum):
     """What became of a batch."""
 
     APPLIED = "applied"
@@ -95,7 +95,7 @@ class Fate(StrEnum):
 class BatchResult:
     """What became of a batch. The other fields are of one that was applied; `stop` also of one after which a view was stopped."""
 
-    fate: Fate
+    status: CommitStatus
     readings: Mapping[int, Reading] = field(default_factory=dict)
     """The positions after it, by partition."""
     stop: SamefoldError | None = None
@@ -148,7 +148,7 @@ class Committer:
         self.positions = positions
         self.blocked = positions.blocked
         self._parking = threading.Lock()
-        self.held: dict[int, Held] = {partition: Held(plan, HELD_ROWS) for partition in positions.readings}
+        self.held: dict[int, RowCache] = {partition: RowCache(plan, HELD_ROWS) for partition in positions.readings}
 
     def apply(self, connection: Connection, batches: Sequence[Batch]) -> BatchResult:
         """Apply one batch each of several partitions, in one transaction. `connection` is in autocommit mode and prepared.
@@ -162,21 +162,21 @@ class Committer:
             with suppress(psycopg.Error):  # a fold that is too slow outlasts its transaction's timeout
                 connection.rollback()
             raise
-        if result.fate is not Fate.APPLIED:
+        if result.status is not CommitStatus.APPLIED:
             self._forget(batches)
         return result
 
-    def flush(self, connection: Connection) -> Fate:
+    def flush(self, connection: Connection) -> CommitStatus:
         """Write the deferred moves."""
         batches = [Batch(partition, one.was, one.next, ()) for partition, one in self._deferred.items()]
         self._deferred.clear()
         if not batches:
-            return Fate.APPLIED
+            return CommitStatus.APPLIED
         try:
             self._move(connection, batches)
         except _FENCED:
-            return Fate.FENCED
-        return Fate.APPLIED
+            return CommitStatus.FENCED
+        return CommitStatus.APPLIED
 
     def _apply(self, connection: Connection, batches: Sequence[Batch]) -> BatchResult:
         decoded = [decode(self.plan, batch.partition, batch.counted) for batch in batches]
@@ -243,10 +243,10 @@ class Committer:
             reach("COMMIT acknowledged")
         except psycopg.Error as error:
             if committing and connection.closed:
-                return BatchResult(Fate.UNKNOWN)
+                return BatchResult(CommitStatus.UNKNOWN)
             if isinstance(error, _FENCED):
                 connection.rollback()
-                return BatchResult(Fate.FENCED)
+                return BatchResult(CommitStatus.FENCED)
             raise
         self._moved(batches)
         for answer, cursor in answers:
@@ -262,7 +262,7 @@ class Committer:
             self._move(connection, batches)
         except _FENCED:
             connection.rollback()
-            return BatchResult(Fate.FENCED)
+            return BatchResult(CommitStatus.FENCED)
         tables = {name: self.positions.tables[name] for name in self.plan.views}
         hold(self.plan, ask_for_missing(connection, self.plan, tables, decoded, self.held))
         changes, parked = fold_and_write(connection, self.plan, tables, decoded, held=self.held, blocked=self.blocked)
@@ -271,7 +271,7 @@ class Committer:
             connection.execute("commit")
         except psycopg.Error:
             if connection.closed:
-                return BatchResult(Fate.UNKNOWN)
+                return BatchResult(CommitStatus.UNKNOWN)
             raise
         self._moved(batches)
         return self._applied(decoded, changes, parked)
@@ -323,4 +323,4 @@ class Committer:
                 self.blocked = Blocked({**self.blocked.parked, **since}, self.blocked.skips)
         events = sum(len(one.items) for one in decoded)
         rows = sum(changed_rows(self.plan, change) for change in changes)
-        return BatchResult(Fate.APPLIED, parked=tuple(parked), events=events, rows=rows)
+        return BatchResult(CommitStatus.APPLIED, parked=tuple(parked), events=events, rows=rows)

@@ -13,7 +13,7 @@ import psycopg
 
 from infra.database.connect import Connection
 from projections.engine.fold.errors import PoisonEvent
-from projections.engine.fold.fold import Blocked, Changes, Decoded, Held, Parked, decode, fold, keys_to_load
+from projections.engine.fold.fold import Blocked, Changes, Decoded, Parked, RowCache, decode, fold, keys_to_load
 from projections.engine.fold.plan import Plan
 from projections.engine.store.rows import Refused, loaded, select_rows, writes
 from projections.engine.views.columns import PARTITION
@@ -26,7 +26,7 @@ _ABOUT_ROWS = ("21", "22", "23", "54")
 class Asked(NamedTuple):
     """A query for rows that the cache lacks."""
 
-    held: Held
+    held: RowCache
     view: str
     keys: Sequence[Any]
     found: Any
@@ -34,7 +34,11 @@ class Asked(NamedTuple):
 
 
 def ask_for_missing(
-    connection: Connection, plan: Plan, tables: Mapping[str, str], batch: Sequence[Decoded], held: Mapping[int, Held]
+    connection: Connection,
+    plan: Plan,
+    tables: Mapping[str, str],
+    batch: Sequence[Decoded],
+    held: Mapping[int, RowCache],
 ) -> list[Asked]:
     """Query the rows that the fold needs and `held` lacks, of the views in `tables`. `hold` takes the answers."""
     asked = []
@@ -60,7 +64,7 @@ def fold_and_write(
     tables: Mapping[str, str],
     batch: Sequence[Decoded],
     *,
-    held: Mapping[int, Held],
+    held: Mapping[int, RowCache],
     blocked: Blocked,
 ) -> tuple[list[Changes], list[Parked]]:
     """Fold, and write the rows of the views in `tables`. Returns the changes and all streams that were parked.
@@ -119,7 +123,7 @@ def _find_refused(
     table: str,
     batch: Sequence[Decoded],
     *,
-    held: Mapping[int, Held],
+    held: Mapping[int, RowCache],
     blocked: Blocked,
 ) -> Parked | None:
     """The first event whose rows are refused, by bisection; None if nothing is refused this time.

@@ -19,7 +19,7 @@ from psycopg import errors, sql
 
 from domain.engine.contexts import contexts
 from domain.engine.storable import comparable, decoder
-from infra.database.connect import Connection, connect, naming, patient_ms
+from infra.database.connect import Connection, connect, named_errors, patient_ms
 from infra.errors import SamefoldError
 from infra.log.contract import require_contract
 from infra.processes.engines import EngineFor, Local, Progress, Silent
@@ -124,7 +124,7 @@ def verify(
     progress = progress or Silent()
     engine_for = engine_for or (lambda _records: Local(processes))
     result = Verified()
-    with naming(settings):
+    with named_errors(settings):
         with connect(settings, "samefold verify") as connection:
             require_contract(settings, connection)
         for agent in sorted({view.agent for view in views.values()}):
@@ -229,7 +229,7 @@ def verify_partition(task: PartitionTask, advance: Advance) -> Verified:
     """
     comparisons = {name: _Comparison(view, task.tables[name], task.partition) for name, view in task.views.items()}
     result = Verified({name: comparison.result for name, comparison in comparisons.items()})
-    with naming(task.settings):
+    with named_errors(task.settings):
         with _snapshot(task.settings, task.agent, task.tables) as (connection, positions):
             for name, comparison in comparisons.items():
                 rows = _rows(connection, comparison.view, task.tables[name], "= %s", task.partition)

@@ -19,7 +19,7 @@ from commands.overlay import Overlay
 from domain.engine.storable import comparable
 from infra.log.records import Command, Commit, Record, decode_event, encode
 from infra.log.rule import Counted
-from projections.engine.fold.fold import Held, StreamState, decode, fold, keys_to_load
+from projections.engine.fold.fold import RowCache, StreamState, decode, fold, keys_to_load
 from projections.engine.fold.plan import Plan
 from projections.engine.views.core_views import snapshot_view
 from tests.engine.domain.hoard import HOARD, Keep, Kept, Mood, Thing
@@ -76,7 +76,7 @@ def _commits(history: list[Kept]) -> tuple[list[Commit], list[Versioned]]:
     return commits, states
 
 
-def _folded(counted: list[Counted], held: Held) -> StreamState:
+def _folded(counted: list[Counted], held: RowCache) -> StreamState:
     batch = decode(PLAN, 0, counted)
     for name, keys in keys_to_load(batch, held).items():
         held.rows[name].update(dict.fromkeys(keys))
@@ -91,13 +91,13 @@ def test_every_fold_of_any_history_is_what_its_json_gives_back(history: list[Kep
     commits, states = _commits(history)
     assume(commits)
     log = [Counted(n, 0, commit) for n, commit in enumerate(commits)]
-    overlay, held = Overlay(), Held(PLAN)
+    overlay, held = Overlay(), RowCache(PLAN)
     overlay.add_read(log)
     read: Any = msgspec.json.decode(msgspec.json.encode(states[-1].state), type=HOARD.state)
     for how, state in {
         "as it was decided": states[-1].state,
         "as another handler reads it": overlay.state("hoard/1", None, HOARD).state,
-        "in one batch, as a rebuild does it": _folded(log, Held(PLAN))[1],
+        "in one batch, as a rebuild does it": _folded(log, RowCache(PLAN))[1],
         "one by one": [_folded([one], held) for one in log][-1][1],
     }.items():
         assert comparable(state) == comparable(read), how

@@ -28,7 +28,7 @@ from infra.log.records import Command, EventRecord, Record, encode
 from infra.log.rule import START, Counted, read
 from infra.settings import Settings
 from projections.engine.fold import errors
-from projections.engine.fold.fold import Held, decode, fold
+from projections.engine.fold.fold import RowCache, decode, fold
 from projections.engine.fold.plan import Plan
 from projections.engine.views.core_views import snapshot_view
 from tests.engine import purse
@@ -174,7 +174,7 @@ def test_the_fold_reads_all_versions_in_one_batch() -> None:
     plan = Plan({view.name: view}, {"made": LATER})
     events = [("Filled", b'{"cents":5}'), ("Filled/2", b'{"cents":7,"currency":"CZK"}'), ("Spent", b'{"cents":1}')]
     batch = decode(plan, 0, [_counted(*[EventRecord(kind, msgspec.Raw(body)) for kind, body in events])])
-    assert fold(plan, batch, Held(plan)).states[view.name] == {"made/1": (3, State(11))}
+    assert fold(plan, batch, RowCache(plan)).states[view.name] == {"made/1": (3, State(11))}
 
 
 def _counted(*events: EventRecord) -> Counted:

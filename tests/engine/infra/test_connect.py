@@ -17,9 +17,9 @@ from infra.database.connect import (
     DatabaseUnavailable,
     TransactionTimedOut,
     connect,
-    named,
-    naming,
-    passes,
+    is_transient,
+    named_error,
+    named_errors,
 )
 from infra.settings import Settings
 from tools.testing.fixtures import Samefold
@@ -70,8 +70,8 @@ def test_a_process_that_froze_in_a_transaction_does_not_keep_its_locks(world: Se
         until(lambda: not db.execute("select 1 from pg_locks where relation = 'locked'::regclass").fetchall(), "freed")
         with pytest.raises(psycopg.Error) as lost:
             frozen.execute("select 1")
-        assert passes(lost.value)
-        told = named(lost.value, world)
+        assert is_transient(lost.value)
+        told = named_error(lost.value, world)
         assert isinstance(told, TransactionTimedOut)
         assert "SAMEFOLD_IDLE_IN_TRANSACTION_TIMEOUT_MS" in told.hint
 
@@ -104,7 +104,7 @@ def test_nobody_there_may_pass_and_no_message_tells_the_password() -> None:
     settings = Settings(database_url=f"postgresql://somebody:{SECRET}@127.0.0.1:9/there")
     with pytest.raises(DatabaseUnavailable) as away:
         connect(settings, "test")
-    assert passes(away.value)
+    assert is_transient(away.value)
     assert "there at 127.0.0.1" in away.value.message
     # a traceback with local variables shows them by their repr
     assert SECRET not in f"{away.value!r} {away.value.__cause__!r} {settings!r}"
@@ -130,7 +130,7 @@ def test_a_database_or_user_that_does_not_exist_does_not_pass(world: Settings) -
         assert other != world.database
         with pytest.raises(DatabaseRefused, match="does not exist") as refused:
             connect(Settings(database_url=other), "test")
-        assert not passes(refused.value)
+        assert not is_transient(refused.value)
 
 
 def test_a_database_that_cant_hold_every_character_is_refused(world: Settings) -> None:
@@ -155,20 +155,20 @@ STAY = (errors.UniqueViolation, errors.UndefinedTable, errors.InsufficientPrivil
 
 
 def test_what_passes_by_itself() -> None:
-    assert [error for error in (*PASS, *STAY) if passes(error(""))] == [*PASS]
-    assert not passes(ValueError())
+    assert [error for error in (*PASS, *STAY) if is_transient(error(""))] == [*PASS]
+    assert not is_transient(ValueError())
 
 
 def test_errors_get_names(empty_world: Settings) -> None:
     with connect(empty_world, "test") as db:
-        with pytest.raises(DatabaseBehind, match="samefold db upgrade"), naming(empty_world):
+        with pytest.raises(DatabaseBehind, match="samefold db upgrade"), named_errors(empty_world):
             db.execute("select * from positions")
         db.execute("set lock_timeout = '1ms'")
         with connect(empty_world, "other") as other:
             other.execute("select pg_advisory_lock(1)")
-            with pytest.raises(DatabaseUnavailable, match="another session holds a lock"), naming(empty_world):
+            with pytest.raises(DatabaseUnavailable, match="another session holds a lock"), named_errors(empty_world):
                 db.execute("select pg_advisory_lock(1)")
-        with pytest.raises(DatabaseUnavailable), naming(empty_world):
+        with pytest.raises(DatabaseUnavailable), named_errors(empty_world):
             db.execute("select pg_terminate_backend(pg_backend_pid())")
 
 

@@ -31,7 +31,7 @@ from infra.log.source import history_of
 from infra.observability import metrics
 from infra.processes.supervisor import Supervisor, exporter, handlers
 from infra.settings import Settings
-from projections.engine.store.commit import Fate
+from projections.engine.store.commit import CommitStatus
 from projections.engine.views.core_views import all_views
 from tests.engine.api.api import Api
 from tests.engine.api.front import free_port
@@ -86,7 +86,19 @@ def test_the_page_has_every_metric_with_its_type_and_labels_and_no_other() -> No
 
 
 def test_the_page_names_the_values_of_labels() -> None:
-    for value in (*Fate, *Doubt, *RECORDED, "refused", "garbage", "epoch", "seq", "locked", "yes", "no", "unknown"):
+    for value in (
+        *CommitStatus,
+        *Doubt,
+        *RECORDED,
+        "refused",
+        "garbage",
+        "epoch",
+        "seq",
+        "locked",
+        "yes",
+        "no",
+        "unknown",
+    ):
         assert f"`{value}`" in PAGE, value
 
 
@@ -124,7 +136,7 @@ def test_no_input_makes_a_label(api: Api) -> None:
         "agent": {view.agent for view in all_views().values()},
         "partition": {str(number) for number in range(api.services.settings.partitions)},
         "view": set(all_views()),
-        "fate": set(Fate),
+        "status": set(CommitStatus),
         "outcome": {"accepted", "rejected"},
         "appended": {"yes", "no", "unknown"},
         "check": CHECKS,
@@ -154,7 +166,7 @@ def test_what_happens_to_commands_is_counted_once(api: Api, shared_world: Settin
     assert counted.since("agent_events_total", agent="core") == 1
     # the snapshot and the balance of the account, and two outcomes
     assert counted.since("agent_rows_total", agent="core") == 4
-    assert counted.since("agent_batches_total", agent="core", fate="applied") >= 2
+    assert counted.since("agent_batches_total", agent="core", result="applied") >= 2
     assert counted.since("api_appends_total", appended="yes") == 2
     assert counted.since("api_outcome_seconds_count") == 2
     route = "/accounts/{stream_id}/withdraw"

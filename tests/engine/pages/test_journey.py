@@ -32,7 +32,7 @@ from infra.log.rule import START, read
 from infra.log.source import read_range
 from infra.settings import Settings
 from projections.engine.live.worker import Worker
-from projections.engine.store.commit import Fate
+from projections.engine.store.commit import CommitStatus
 from projections.engine.views.core_views import agent_views
 from tests.engine.spine import handler, send
 from tools.migrations.migrate import upgrade
@@ -152,7 +152,7 @@ class Journey:
             assert positions is not None
             started()
             done = work.apply({self.partition: (positions.readings[self.partition], self.records("events"))})
-        assert done.fate is Fate.APPLIED
+        assert done.status is CommitStatus.APPLIED
 
     @contextmanager
     def _agent(self) -> Iterator[Worker]:

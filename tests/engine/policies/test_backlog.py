@@ -16,7 +16,7 @@ from infra.settings import Settings
 from policies.engine.outbox import id_of, refuse
 from policies.engine.relay import mark_sent, read_unsent
 from projections.engine.live.lag import VIEWS
-from projections.engine.store.commit import Fate
+from projections.engine.store.commit import CommitStatus
 from projections.engine.store.positions import set_generation
 from projections.engine.views import queries
 from projections.engine.views.core_views import all_views
@@ -87,7 +87,7 @@ def calls(world: Settings, db: Connection, plain: Connection) -> dict[str, Calla
         """Wishes, and the outcome of another one."""
         number = next(numbers)
         answer = outcome(id_of("saving", "accounts/a", number - 1, 0), "accounts/savings", Deposit(cents=1, on=DAY))
-        assert agent.apply({0: [deposited(number)], 1: [answer]}) is Fate.APPLIED
+        assert agent.apply({0: [deposited(number)], 1: [answer]}) is CommitStatus.APPLIED
 
     def undone(call: Callable[[], object]) -> Callable[[], None]:
         def work() -> None:

@@ -30,7 +30,7 @@ from policies.engine.outbox import MOST_DEPTH, MOST_WISHES, id_of, view_of
 from policies.engine.policy import Policy, Post, Send
 from projections.engine.fold.errors import PoisonEvent
 from projections.engine.fold.plan import Plan
-from projections.engine.store.commit import Batch, Committer, Fate
+from projections.engine.store.commit import Batch, CommitStatus, Committer
 from projections.engine.store.positions import Live, lock_positions, read_positions, set_generation
 from projections.engine.views.event_context import At
 
@@ -93,12 +93,12 @@ class Agent:
         self._committer = Committer(Plan({view.name: view}), replace(positions, live=live))
         self._next = dict.fromkeys(range(8), START._replace(next_offset=1, epoch=0))
 
-    def apply(self, commits: dict[int, Commit | list[Commit]]) -> Fate:
+    def apply(self, commits: dict[int, Commit | list[Commit]]) -> CommitStatus:
         """One batch of commits by partition."""
         batches = [
             self._batch(partition, one if isinstance(one, list) else [one]) for partition, one in commits.items()
         ]
-        return self._committer.apply(self.db, batches).fate
+        return self._committer.apply(self.db, batches).status
 
     def _batch(self, partition: int, commits: list[Commit]) -> Batch:
         was = self._next[partition]
@@ -291,7 +291,7 @@ def test_whatever_is_read_first_the_outbox_ends_the_same(agent: Agent, order: tu
 
 
 def test_a_wish_and_its_outcome_in_one_batch_of_several_partitions_meet(agent: Agent) -> None:
-    assert agent.apply({1: DEPOSIT, 0: [deposited(), THEN]}) is Fate.APPLIED
+    assert agent.apply({1: DEPOSIT, 0: [deposited(), THEN]}) is CommitStatus.APPLIED
     assert agent.rows() == {}
 
 
@@ -301,7 +301,7 @@ def test_two_processes_join_every_wish_with_its_outcome(agent: Agent) -> None:
     ids = [id_of("saving", "accounts/a", version, 0) for version in range(1, many + 1)]
     wishes = [deposited(version) for version in range(1, many + 1)]
     outcomes = [outcome(ident, "accounts/savings", Deposit(cents=1, on=DAY)) for ident in ids]
-    fates: list[Fate] = []
+    fates: list[CommitStatus] = []
 
     def work(partition: int, commits: list[Commit]) -> None:
         with connect(agent.world, "test") as own:
@@ -313,7 +313,7 @@ def test_two_processes_join_every_wish_with_its_outcome(agent: Agent) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert fates == [Fate.APPLIED] * 2 * many
+    assert fates == [CommitStatus.APPLIED] * 2 * many
     assert sorted(agent.rows()) == sorted(f"{ident}~then" for ident in ids)
 
 
@@ -321,7 +321,7 @@ def test_a_fenced_batch_wishes_nothing(agent: Agent) -> None:
     topic = agent.world.events_topic
     with agent.db.transaction():
         set_generation(agent.db, topic, lock_positions(agent.db, ["policy_saving"], topic), "test")
-    assert agent.apply({0: deposited()}) is Fate.FENCED
+    assert agent.apply({0: deposited()}) is CommitStatus.FENCED
     assert agent.rows() == {}
 
 
@@ -467,7 +467,7 @@ def test_what_a_value_makes_unsendable_is_a_dead_letter_and_the_policy_goes_on(m
     """It keeps neither the value nor where it would go, and what was wished before it is sent."""
     react, why = INVALID[invalid]
     agent = make(policy(react))
-    assert agent.apply({0: [deposited(), deposited(1, "accounts/b")]}) is Fate.APPLIED
+    assert agent.apply({0: [deposited(), deposited(1, "accounts/b")]}) is CommitStatus.APPLIED
     rows = agent.rows() | agent.posts()
     dead = [row for row in rows.values() if row["dead"]]
     assert {(row["stream"], row.get("target"), row.get("endpoint"), row["body"]) for row in dead} == {
@@ -531,6 +531,6 @@ def test_an_outcome_under_the_id_of_what_can_not_be_sent_leaves_the_dead_letter(
 
 def test_a_policy_may_park_the_stream_and_go_on(make: Make) -> None:
     agent = make(policy(failing, on_poison="park"))
-    assert agent.apply({0: deposited()}) is Fate.APPLIED
+    assert agent.apply({0: deposited()}) is CommitStatus.APPLIED
     parked = agent.db.execute("select table_name, stream, since_version from parked").fetchall()
     assert parked == [("policy_saving", "accounts/a", 1)]

@@ -29,7 +29,7 @@ from projections.engine.fold.plan import Plan
 from projections.engine.live.exporter import Exporter
 from projections.engine.live.tail import Tail
 from projections.engine.operate.trim import plan_trim
-from projections.engine.store.commit import Committer, Fate
+from projections.engine.store.commit import CommitStatus, Committer
 from projections.engine.store.positions import lock_positions, read_positions, set_generation
 from projections.engine.views.event_context import At
 from tests.engine.bookkeeper import Bookkeeper, _ends, fold_all, folded_lives
@@ -94,7 +94,7 @@ def fold(db: Connection, world: Settings, policy: Policy) -> None:
     committer, end = Committer(Plan({view.name: view}), positions), topics.describe(world, world.events_topic).end
     with Tail(world, world.events_topic, at) as tail:
         while batches := tail.towards(at, _ends(at, end), 1_000):
-            assert committer.apply(db, batches).fate is Fate.APPLIED
+            assert committer.apply(db, batches).status is CommitStatus.APPLIED
             at.update({batch.partition: batch.next for batch in batches})
 
 

@@ -14,7 +14,7 @@ from infra.settings import Settings
 from policies.engine.activations import Activation, switch
 from policies.engine.policy import Policy
 from policies.engine.worker import PolicyWorker
-from projections.engine.store.commit import Fate
+from projections.engine.store.commit import CommitStatus
 from tests.engine.bookkeeper import folded_lives
 
 ACCOUNTS = [str(number) for number in range(6)]
@@ -73,7 +73,7 @@ def test_a_switch_that_a_restored_database_forgot_still_fences_a_worker(world: S
         if (end := ends[partition]) > at.next_offset
     }
     assert takes
-    assert worker.apply(takes, 1).fate is Fate.FENCED
+    assert worker.apply(takes, 1).status is CommitStatus.FENCED
     after = worker.positions(2)
     assert after is not None
     assert after.live_set == {"policy_greetings": 2}

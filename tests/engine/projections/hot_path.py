@@ -22,7 +22,7 @@ from commands.writer import Append, Limits, Phase, Snapshot, Writer
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, EventRecord, Record, encode
 from infra.log.rule import START, Reading, read
-from projections.engine.fold.fold import Held, decode, fold, keys_to_load
+from projections.engine.fold.fold import RowCache, decode, fold, keys_to_load
 from projections.engine.store.rows import writes
 from tests.engine.log import commit, opening, records
 from tests.engine.projections.viewkit import MOVES, PURSES, TOTALS, plan_of, views
@@ -40,7 +40,7 @@ def reading() -> Callable[[], None]:
     plan = plan_of(views(purses=PURSES, moves=MOVES, totals=TOTALS))
 
     def run() -> None:
-        held, position, done = Held(plan), START, 0
+        held, position, done = RowCache(plan), START, 0
         for start in range(0, len(log), BATCH):
             position, found, _ = read(position, log[start : start + BATCH], plan.decode)
             batch = decode(plan, 0, found)

@@ -24,7 +24,7 @@ from infra.settings import Settings
 from projections.engine.fold.errors import PoisonEvent
 from projections.engine.live.startup import ensure_started
 from projections.engine.live.worker import Worker
-from projections.engine.store.commit import Batch, BatchResult, Committer, Fate
+from projections.engine.store.commit import Batch, BatchResult, CommitStatus, Committer
 from projections.engine.store.positions import Positions, read_positions
 from projections.engine.views.core_views import command_key
 from projections.engine.views.view import View
@@ -109,7 +109,7 @@ def test_a_batch_writes_rows_outcomes_and_positions_together(bench: Bench) -> No
         bench.batch(0, ("a", [filled(5, "first"), spent(2)]), ("a", [])),
         bench.batch(2, ("b", [filled(7)]), ("b", [spent(7)]), ("c", [filled(1)])),
     ]
-    assert bench.apply(*batches) == BatchResult(Fate.APPLIED)
+    assert bench.apply(*batches) == BatchResult(CommitStatus.APPLIED)
 
     assert bench.rows("streams_purse", "stream, version, state->>'cents', _partition") == [
         ("purse/a", 2, "3", 0),
@@ -135,10 +135,10 @@ def test_each_batch_delivered_twice_is_applied_once_and_takes_others_with_it(ben
     other = bench.batch(0, ("c", [filled(1)]))
     for _ in range(3):
         batch = bench.batch(1, ("a", [filled(2)]), ("b", [filled(3), spent(1)]))
-        assert bench.apply(batch) == BatchResult(Fate.APPLIED)
+        assert bench.apply(batch) == BatchResult(CommitStatus.APPLIED)
         before = bench.everything()
         for batches in ([batch], [batch, other]):
-            assert bench.apply(*batches) == BatchResult(Fate.FENCED)
+            assert bench.apply(*batches) == BatchResult(CommitStatus.FENCED)
             assert bench.everything() == before
             bench.fresh_committer()
 
@@ -152,10 +152,10 @@ def test_every_part_of_the_position_and_another_generation_fence(bench: Bench, c
     else:
         other = batch._replace(was=batch.was._replace(**{changed: getattr(batch.was, changed) + 1}))
     before = bench.everything()
-    assert bench.apply(other) == BatchResult(Fate.FENCED)
+    assert bench.apply(other) == BatchResult(CommitStatus.FENCED)
     assert bench.everything() == before
     bench.fresh_committer()
-    assert bench.apply(batch) == BatchResult(Fate.APPLIED)
+    assert bench.apply(batch) == BatchResult(CommitStatus.APPLIED)
 
 
 def _waits(db: Connection) -> bool:
@@ -177,7 +177,7 @@ def test_a_lock_timeout_is_tried_again(bench: Bench) -> None:
                 other.execute("commit")
 
         bench.committer.pause = release
-        assert bench.apply(bench.batch(0, ("a", [filled(1)]))) == BatchResult(Fate.APPLIED)
+        assert bench.apply(bench.batch(0, ("a", [filled(1)]))) == BatchResult(CommitStatus.APPLIED)
     assert len(pauses) == 2
     assert bench.rows("purses") == [("a", 1, "", 0)]
 
@@ -195,7 +195,7 @@ def test_a_deadlock_is_tried_again(bench: Bench) -> None:
             with open_connection(bench.settings) as watch:
                 until(lambda: _waits(watch), "the batch waits for b")
             other.execute("update purses_v1 set note = 'x' where purse = 'a'")
-        assert ours.result(DEADLINE_S) == BatchResult(Fate.APPLIED)
+        assert ours.result(DEADLINE_S) == BatchResult(CommitStatus.APPLIED)
     assert bench.rows("purses", "purse, cents") == [("a", 2), ("b", 2)]
     assert tries
 
@@ -266,7 +266,7 @@ def test_a_view_that_parks_goes_on_without_the_stream(world: Settings, trouble: 
 
     rows = bench.everything()[name]
     for committer in (bench.committer, bench.fresh_committer()):  # it stays parked, in both and in the database
-        assert committer.apply(bench.db, [bench.batch(0, ("m", [filled(8)]))]) == BatchResult(Fate.APPLIED)
+        assert committer.apply(bench.db, [bench.batch(0, ("m", [filled(8)]))]) == BatchResult(CommitStatus.APPLIED)
     assert bench.everything()[name] == rows
     bench.db.close()
 
@@ -291,7 +291,7 @@ def test_a_stream_is_parked_whatever_the_error_says(world: Settings, words: str)
 def test_a_row_belongs_to_one_partition(world: Settings) -> None:
     """No fold makes such a row, because a key has its stream's id: the row was changed by hand."""
     bench = Bench(world, views(purses=PURSES))
-    assert bench.apply(bench.batch(0, ("a", [filled(1)]))) == BatchResult(Fate.APPLIED)
+    assert bench.apply(bench.batch(0, ("a", [filled(1)]))) == BatchResult(CommitStatus.APPLIED)
     bench.db.execute("update purses_v1 set _partition = 1")
     bench.fresh_committer()
     with pytest.raises(PoisonEvent, match="a row of another partition"):
@@ -325,7 +325,7 @@ def test_work_goes_as_far_as_it_can_and_says_why_it_stops(bench: Bench, work: Wo
     done = work.apply({0: (START, log_of(bad)), 1: (START, log_of(good))})
 
     assert isinstance(done.stop, PoisonEvent)
-    assert done.fate is Fate.APPLIED
+    assert done.status is CommitStatus.APPLIED
     assert bench.rows("purses", "purse") == [("a",), ("b",), ("e",)]
     at = bench.positions().readings
     assert at[0] == Reading(3, 0, 2, bad.counted[1].commit.command_offset)
@@ -361,9 +361,9 @@ def test_a_batch_that_waited_while_the_positions_were_read_anew_is_fenced(bench:
     """It was taken from the log for the positions of then; those of now may be of other views, with tables of other shapes."""
     batch = bench.batch(0, ("a", [filled(1)]))
     assert work.positions(turn=2) is not None
-    assert work.apply({0: (START, log_of(batch))}, turn=1).fate is Fate.FENCED
+    assert work.apply({0: (START, log_of(batch))}, turn=1).status is CommitStatus.FENCED
     assert bench.rows("purses", "purse") == []
-    assert work.apply({0: (START, log_of(batch))}, turn=2).fate is Fate.APPLIED
+    assert work.apply({0: (START, log_of(batch))}, turn=2).status is CommitStatus.APPLIED
 
 
 def test_a_batch_notifies_of_the_positions_it_moved(bench: Bench) -> None:

@@ -20,11 +20,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from domain.engine.value_limits import MOST_DIGITS
-from infra.database.connect import ValueRefused, connect, naming
+from infra.database.connect import ValueRefused, connect, named_errors
 from infra.settings import Settings
 from projections.engine.fold.exact import MOST_KEY_BYTES, Exact
 from projections.engine.fold.plan import combiners
-from projections.engine.store.commit import BatchResult, Fate
+from projections.engine.store.commit import BatchResult, CommitStatus
 from projections.engine.store.rows import StoredValueUnknown
 from projections.engine.views.column_types import BadRow
 from proofs.one_fold.expect import canonical
@@ -199,7 +199,7 @@ def test_a_table_with_as_many_columns_as_a_view_may_have_takes_rows(world: Setti
         return Row(*key(event, at), *[str(n) * 1000 + str(hash(n)) for n in range(219)])
     """
     bench = Bench(world, views(purses=source))
-    assert bench.apply(bench.batch(0, ("x" * 100, [filled(1)]))) == BatchResult(Fate.APPLIED)
+    assert bench.apply(bench.batch(0, ("x" * 100, [filled(1)]))) == BatchResult(CommitStatus.APPLIED)
     assert len(bench.rows("purses")) == 1
     bench.db.close()
 
@@ -228,7 +228,7 @@ def test_a_value_that_an_enum_has_no_more_is_named(world: Settings) -> None:
 def test_a_value_is_no_matter_of_the_connection(world: Settings) -> None:
     with connect(world, "test") as db:
         for query in ("select '10000-01-01'::date", "select 1/0", "select 'x'::int"):
-            with pytest.raises(ValueRefused), naming(world):
+            with pytest.raises(ValueRefused), named_errors(world):
                 db.execute(query).fetchall()
-        with pytest.raises(ValueRefused), naming(world):
+        with pytest.raises(ValueRefused), named_errors(world):
             db.execute("select %s", ("a\0b",))

@@ -26,7 +26,7 @@ from infra.log.records import (
 )
 from infra.log.rule import START, Counted, read
 from projections.engine.fold.errors import EngineStop, OutOfStep, PoisonEvent, UnknownEvent, UnreadableEvent
-from projections.engine.fold.fold import NOTHING_BLOCKED, Blocked, Changes, Held, decode, fold, keys_to_load
+from projections.engine.fold.fold import NOTHING_BLOCKED, Blocked, Changes, RowCache, decode, fold, keys_to_load
 from projections.engine.fold.plan import Plan
 from projections.engine.views.core_views import snapshot_view
 from tests.engine.projections.viewkit import MOVES, PURSES, TOTALS, plan_of, views
@@ -55,7 +55,7 @@ def history(*steps: tuple[str, Sequence[EventRecord]]) -> list[Counted]:
     return found
 
 
-def fold_all(plan: Plan, counted: Sequence[Counted], held: Held, blocked: Blocked = NOTHING_BLOCKED) -> Changes:
+def fold_all(plan: Plan, counted: Sequence[Counted], held: RowCache, blocked: Blocked = NOTHING_BLOCKED) -> Changes:
     batch = decode(plan, 3, counted)
     for name, keys in keys_to_load(batch, held).items():
         held.rows[name].update(dict.fromkeys(keys))
@@ -81,7 +81,7 @@ def test_a_state_that_fails_names_the_context_to_correct() -> None:
     context = dataclasses.replace(PURSE, evolve=failing)
     plan = Plan(views(), {PURSE.name: context})
     with pytest.raises(PoisonEvent) as failed:
-        fold_all(plan, history(("a", [filled(5)])), Held(plan))
+        fold_all(plan, history(("a", [filled(5)])), RowCache(plan))
     assert "domain/purse.py" in failed.value.hint
     assert "STATE_VERSION" in failed.value.hint
     assert "projections/" not in failed.value.hint
@@ -93,7 +93,7 @@ def test_a_view_is_told_of_its_own_contexts_only_and_a_journal_never_a_state_of_
     some = views(purses=PURSES, moves=MOVES, totals=TOTALS)
     plan = Plan(some, {"purse": PURSE, "safe": dataclasses.replace(PURSE, name="safe")})
     foreign = Commit("safe/a", 1, [filled(100)], "c", 9, "", "accepted", None, 0, 9)
-    changes = fold_all(plan, [*history(("a", [filled(5)])), Counted(9, 9000, foreign)], Held(plan))
+    changes = fold_all(plan, [*history(("a", [filled(5)])), Counted(9, 9000, foreign)], RowCache(plan))
     assert list(changes.rows["purses"]) == ["a"]
     assert [(m.purse, m.after) for m in changes.added["moves"]] == [("a", 5)]
     assert changes.sums["totals"] == {("Filled",): [1, 5, 5, 5]}
@@ -125,7 +125,7 @@ def test_a_view_that_does_not_subscribe_is_not_decoded_for() -> None:
 
 def test_rows_asked_for_are_those_not_held() -> None:
     plan = plan_of(views(purses=PURSES, moves=MOVES))
-    held = Held(plan)
+    held = RowCache(plan)
     batch = decode(plan, 0, history(("a", [filled(5)]), ("b", [filled(1)])))
     held.rows["purses"]["b"] = None
     wanted = {name: sorted(keys) for name, keys in keys_to_load(batch, held).items()}
@@ -135,7 +135,7 @@ def test_rows_asked_for_are_those_not_held() -> None:
 @pytest.mark.parametrize("limit", [1, 1_000])
 def test_a_fold_leaves_held_rows_and_their_older_half_as_they_were(limit: int) -> None:
     plan = plan_of(views(purses=PURSES, moves=MOVES, totals=TOTALS))
-    held = Held(plan, limit=limit)
+    held = RowCache(plan, limit=limit)
     counted = history(("a", [filled(5)]), ("a", [spent(2)]))
     held.merge(fold_all(plan, counted[:1], held))
     before = copy.deepcopy((held.rows, held.older))
@@ -149,7 +149,7 @@ def test_a_fold_leaves_held_rows_and_their_older_half_as_they_were(limit: int) -
 
 def test_a_full_cache_drops_the_rows_that_no_batch_has_needed_for_long() -> None:
     plan = plan_of(views(purses=PURSES))
-    held = Held(plan, limit=3)
+    held = RowCache(plan, limit=3)
     log = history(("a", [filled(5)]), ("b", [filled(5)]), ("a", [filled(2)]), ("c", [filled(5)]), ("b", [filled(1)]))
 
     def lacking(one: Counted) -> dict[str, list[Any]]:
@@ -175,7 +175,7 @@ def test_a_look_into_the_cache_visits_none_of_the_others() -> None:
             Key.hashed += 1
             return super().__hash__()
 
-    held = Held(plan_of(views(purses=PURSES)), limit=1)
+    held = RowCache(plan_of(views(purses=PURSES)), limit=1)
     held.merge(
         Changes(3, [], {}, {"purses": {Key(n): None for n in range(9)}})
     )  # too many: now they are the older half
@@ -186,7 +186,7 @@ def test_a_look_into_the_cache_visits_none_of_the_others() -> None:
 
 def test_a_cleared_cache_knows_nothing_of_its_older_half_either() -> None:
     plan = plan_of(views(purses=PURSES))
-    held = Held(plan, limit=1)
+    held = RowCache(plan, limit=1)
     log = history(("a", [filled(5)]))
     held.merge(fold_all(plan, log, held))
     held.clear()
@@ -270,7 +270,7 @@ def test_an_event_that_this_code_does_not_know_stops_everything() -> None:
 
 def test_a_state_that_is_not_the_one_before_the_commit_stops_everything() -> None:
     plan = plan_of(views(purses=PURSES))
-    held = Held(plan)
+    held = RowCache(plan)
     held.rows["streams_purse"]["purse/a"] = (4, State(1))
     with pytest.raises(OutOfStep, match="stands at version 4"):
         fold_all(plan, history(("a", [filled(1)])), held)
@@ -284,11 +284,11 @@ def test_a_key_that_might_be_made_another_time_is_no_absent_row(raised: str) -> 
     )
     batch = decode(plan, 0, history(("a", [filled(1)])))
     with pytest.raises(PoisonEvent, match="purses"):
-        keys_to_load(batch, Held(plan))
+        keys_to_load(batch, RowCache(plan))
 
 
 def test_a_view_that_runs_out_of_memory_parks_nothing() -> None:
     """Where there is more of it, the event may well be folded."""
     plan = plan_of(views(purses=PARK + PURSES.replace('ValueError("can\'t take this")', "MemoryError")))
     with pytest.raises(PoisonEvent, match="MemoryError"):
-        fold_all(plan, history(("a", [filled(1)]), ("a", [filled(2, "fail")])), Held(plan))
+        fold_all(plan, history(("a", [filled(1)]), ("a", [filled(2, "fail")])), RowCache(plan))

@@ -15,7 +15,7 @@ from infra.database.connect import connect
 from infra.settings import Settings
 from projections.engine.operate.replaying import NotParked, _Replay, drop, replay
 from projections.engine.rebuild.rebuild import go_to, rebuild
-from projections.engine.store.commit import BatchResult, Fate
+from projections.engine.store.commit import BatchResult, CommitStatus
 from projections.engine.store.parking import parked_streams
 from projections.engine.verify.verify import NotLive, verify
 from projections.engine.views.view import View
@@ -131,8 +131,8 @@ def test_an_agent_that_holds_the_stream_parked_is_fenced(bank: Bookkeeper, act: 
     world, views = bank.world, parking(CORRECTED)
     bank.commit("1", deposited(7))
     bank.flush()
-    fate = a_batch_around(world, views, lambda: [act(world, views[name], "accounts/1") for name in KINDS])
-    assert fate == BatchResult(Fate.FENCED)
+    status = a_batch_around(world, views, lambda: [act(world, views[name], "accounts/1") for name in KINDS])
+    assert status == BatchResult(CommitStatus.FENCED)
     fold_all(world, views)
     assert verify(world, views).differences == 0
 

@@ -20,14 +20,14 @@ from projections.engine.live.reader import (
     NEWER_S,
     Action,
     Apply,
-    Hold,
-    Newer,
     Reader,
     ReadPositions,
     Seek,
     Stop,
+    Wait,
+    WaitForNewerCode,
 )
-from projections.engine.store.commit import BatchResult, Fate
+from projections.engine.store.commit import BatchResult, CommitStatus
 from projections.engine.store.positions import Live, Positions
 
 CODE = {"purses": 1}
@@ -68,7 +68,7 @@ def taken(actions: list[Action]) -> dict[int, list[int]]:
 
 def applied(offsets: Mapping[int, int]) -> BatchResult:
     return BatchResult(
-        Fate.APPLIED, {partition: START._replace(next_offset=offset) for partition, offset in offsets.items()}
+        CommitStatus.APPLIED, {partition: START._replace(next_offset=offset) for partition, offset in offsets.items()}
     )
 
 
@@ -95,7 +95,7 @@ def test_another_live_set_holds_until_it_is_this_ones() -> None:
     machine = Reader(CODE, batch=10, max_age=0)
     machine.assigned([0])
     hold, again = machine.positions(machine.turn, positions_at({0: 0}, {"purses": 2}))
-    assert isinstance(hold, Hold)
+    assert isinstance(hold, Wait)
     assert "purses is live as v2, this code has v1" in hold.why
     assert isinstance(again, ReadPositions)
     assert again.after > 0
@@ -108,7 +108,7 @@ def test_an_event_of_newer_code_holds_its_partition_until_newer_code_has_folded_
     machine.records(0, some(0, [5, 6]), 7, 0)
     unknown = UnknownEvent("purses/a", "Stolen", partition=0, offset=6)
     newer, ask = machine.done(machine.turn, replace(applied({0: 6}), stop=unknown), 0)
-    assert newer == Newer(unknown)
+    assert newer == WaitForNewerCode(unknown)
     assert ask == ReadPositions(machine.turn, 0)
     assert machine.positions(machine.turn, positions_at({0: 6, 1: 3})) == [Seek(1, 3)]
     assert taken(machine.records(1, some(1, [3]), 4, 0)) == {1: [3]}
@@ -158,7 +158,7 @@ def test_a_database_restored_to_before_an_event_of_newer_code_is_folded_up_to_it
     machine = reading({0: 5})
     machine.records(0, some(0, [5]), 6, 0)
     unknown = UnknownEvent("purses/a", "Stolen", partition=0, offset=5)
-    machine.done(machine.turn, BatchResult(Fate.APPLIED, stop=unknown), 0)
+    machine.done(machine.turn, BatchResult(CommitStatus.APPLIED, stop=unknown), 0)
     machine.tick(NEWER_S)
     assert machine.positions(machine.turn, positions_at({0: 2})) == [Seek(0, 2)]
 
@@ -167,7 +167,7 @@ def test_an_agent_that_has_never_run_holds() -> None:
     machine = Reader(CODE, batch=10, max_age=0)
     machine.assigned([0])
     hold, _ = machine.positions(machine.turn, None)
-    assert isinstance(hold, Hold)
+    assert isinstance(hold, Wait)
 
 
 def test_two_that_fence_each_other_ask_less_and_less_often() -> None:
@@ -175,7 +175,7 @@ def test_two_that_fence_each_other_ask_less_and_less_often() -> None:
     pauses = []
     for _ in range(8):
         machine.records(0, some(0, [0]), 1, 0)
-        (ask,) = machine.done(machine.turn, BatchResult(Fate.FENCED), 0)
+        (ask,) = machine.done(machine.turn, BatchResult(CommitStatus.FENCED), 0)
         assert isinstance(ask, ReadPositions)
         pauses.append(ask.after)
         machine.positions(ask.turn, positions_at({0: 0}))
@@ -185,7 +185,9 @@ def test_two_that_fence_each_other_ask_less_and_less_often() -> None:
     for _ in range(3):  # views that stop one after another keep the others waiting for none of them
         machine.records(0, some(0, [0]), 1, 0)
         stop = PoisonEvent("balances", "accounts/1", 1, partition=0, offset=0, cause="no")
-        assert machine.done(machine.turn, BatchResult(Fate.FENCED, stop=stop), 0) == [ReadPositions(machine.turn)]
+        assert machine.done(machine.turn, BatchResult(CommitStatus.FENCED, stop=stop), 0) == [
+            ReadPositions(machine.turn)
+        ]
         machine.positions(machine.turn, positions_at({0: 0}))
 
 
@@ -247,9 +249,9 @@ def test_an_error_stops_after_what_could_be_applied() -> None:
     machine = reading({0: 0})
     machine.records(0, some(0, [0, 1]), 2, 0)
     error = SamefoldError("poison")
-    assert machine.done(machine.turn, BatchResult(Fate.APPLIED, {0: START._replace(next_offset=1)}, error), 0) == [
-        Stop(error)
-    ]
+    assert machine.done(
+        machine.turn, BatchResult(CommitStatus.APPLIED, {0: START._replace(next_offset=1)}, error), 0
+    ) == [Stop(error)]
 
 
 def test_lanes_have_one_batch_each_under_way_and_share_no_partition() -> None:

@@ -28,7 +28,7 @@ from projections.engine.live.worker import Worker
 from projections.engine.operate.overview import overview
 from projections.engine.rebuild.dropping import NotDroppable, droppable
 from projections.engine.rebuild.rebuild import NoBuild, NotStopped, go_to, rebuild, resume
-from projections.engine.store.commit import BatchResult, Fate
+from projections.engine.store.commit import BatchResult, CommitStatus
 from projections.engine.store.positions import read_positions
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import OUTCOMES
@@ -77,7 +77,7 @@ def fold(world: Settings, views: Mapping[str, View], *, most: int = 10_000) -> N
     work = Worker(world, "core", views, "test agent", Plan(views))
     while behind(world):
         done = apply_next(work, most)
-        assert done.stop is None or done.fate is Fate.FENCED
+        assert done.stop is None or done.status is CommitStatus.FENCED
     work.close()
 
 
@@ -212,7 +212,7 @@ def test_code_without_the_view_removes_it(bank: Bookkeeper) -> None:
 def test_a_batch_that_was_folded_before_the_stop_is_fenced(bank: Bookkeeper) -> None:
     """It would fold on into a table that stands at positions of its own."""
     world, views = bank.world, stopping(CORRECTED)
-    assert a_batch_around(world, views, lambda: stop_as_older_code_would(world, "sums")).fate is Fate.FENCED
+    assert a_batch_around(world, views, lambda: stop_as_older_code_would(world, "sums")).status is CommitStatus.FENCED
 
 
 def test_a_worker_that_is_late_stops_nothing(bank: Bookkeeper) -> None:

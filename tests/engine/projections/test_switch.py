@@ -34,7 +34,7 @@ from projections.engine.rebuild.switch import (
     pointers,
     switch,
 )
-from projections.engine.store.commit import BatchResult, Fate
+from projections.engine.store.commit import BatchResult, CommitStatus
 from projections.engine.store.event_types import foldable_types, own_event_types
 from projections.engine.store.positions import read_positions
 from projections.engine.verify.verify import verify
@@ -82,8 +82,8 @@ def test_an_agent_that_read_before_the_switch_is_fenced(bank: Bookkeeper) -> Non
     world = bank.world
     _ready(world, "balances")
     bank.life(ACCOUNTS, 1)
-    fate = a_batch_around(world, agent_views("core"), lambda: go_to(world, ["balances"], all_views()))
-    assert fate == BatchResult(Fate.FENCED)
+    status = a_batch_around(world, agent_views("core"), lambda: go_to(world, ["balances"], all_views()))
+    assert status == BatchResult(CommitStatus.FENCED)
     fold_all(world)
     assert _differences(world) == 0
 

@@ -188,11 +188,14 @@ def test_each_module_that_decodes_folds_or_writes_is_code() -> None:
         for name in (
             "__init__",
             "code_identity",
+            "engines",
             "faultpoints",
             "garbage_collector",
+            "memory",
             "process_end",
             "services",
             "time_limit",
+            "workers",
         )
     }
     others |= {f"database/{name}" for name in ("__init__", "connect", "own_tables", "revisions", "roles")}

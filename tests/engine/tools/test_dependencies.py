@@ -88,7 +88,7 @@ sys.meta_path.insert(0, Refuse())
 import api, commands, domain, infra, policies, projections, tools
 for package in (api, commands, domain, infra, policies, projections, tools):
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if not found.name.startswith(("tools.testing", "projections.migrations")):
+        if not found.name.startswith(("tools.testing", "tools.migrations.env", "projections.migrations")):
             importlib.import_module(found.name)
 importlib.import_module("spark_jobs.choose")
 """

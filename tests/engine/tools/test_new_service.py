@@ -29,7 +29,7 @@ ENGINE_FILE = "projections/engine/live/reader.py"
 def yours(tree: Tree) -> dict[str, str]:
     """The files that are the service's own."""
     own = re.compile(
-        r"README\.md|access\.py|domain/(?!__init__|language)|(projections|policies)/(?!engine/|__init__)|tests/(?!__init__)"
+        r"README\.md|access\.py|domain/(?!engine/|__init__|language)|(projections|policies)/(?!engine/|__init__)|tests/(?!__init__)"
     )
     return {name: digest for name, digest in tree.digests().items() if own.match(name)}
 
