@@ -24,14 +24,21 @@ Ids = Annotated[
 OfPolicy = Annotated[str | None, typer.Option("--policy", help="Of this policy only.")]
 OfEndpoint = Annotated[str | None, typer.Option("--endpoint", help="Posts to this endpoint only.")]
 OfReason = Annotated[str | None, typer.Option("--reason", help="Dead letters of this reason only, e.g. gave-up.")]
-TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"]
+
+
+def _in_utc(at: datetime | None) -> datetime | None:
+    return at if at is None or at.tzinfo else at.replace(tzinfo=UTC)
+
+
+TIME: dict[str, Any] = {
+    "formats": ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"],
+    "callback": _in_utc,
+}
 Since = Annotated[
-    datetime | None,
-    typer.Option("--since", help="Wished since then only; in UTC if no zone is given.", formats=TIMES),
+    datetime | None, typer.Option("--since", help="Wished since then only; in UTC if no zone is given.", **TIME)
 ]
 Until = Annotated[
-    datetime | None,
-    typer.Option("--until", help="Wished before that only; in UTC if no zone is given.", formats=TIMES),
+    datetime | None, typer.Option("--until", help="Wished before that only; in UTC if no zone is given.", **TIME)
 ]
 SHOWN = 20
 """So many wishes are named before they are dropped."""
@@ -62,7 +69,6 @@ def list_(
     from tools import terminal
 
     settings = Settings()
-    since, until = _in_utc(since), _in_utc(until)
     which = Which(policy=policy, endpoint=endpoint, reason=reason, since=since, until=until, alive=not dead)
     total, found = wishes(settings, which, limit=limit)
     if policy is not None and not found:
@@ -113,7 +119,8 @@ def retry(
     from policies.engine.policy import discover
     from tools import terminal
 
-    settings, which = Settings(), _which(idents, policy, endpoint, reason, since, until)
+    settings = Settings()
+    which = _which(idents, policy=policy, endpoint=endpoint, reason=reason, since=since, until=until)
     with terminal.progress("retry", None, quiet=as_json or bool(idents)) as advance:
         retried, left = run(settings, which, advance)
     if policy is not None and not retried + left:
@@ -145,7 +152,8 @@ def drop(
     from policies.engine.policy import discover
     from tools import terminal
 
-    settings, which = Settings(), _which(idents, policy, endpoint, reason, since, until, alive=alive)
+    settings = Settings()
+    which = _which(idents, alive=alive, policy=policy, endpoint=endpoint, reason=reason, since=since, until=until)
     if which.ids is not None:
         found = named(settings, which.ids)
         total = len(found)
@@ -182,39 +190,16 @@ def _lost(found: list[WishNow], *, all_of_it: bool) -> str:
     return lost
 
 
-def _which(
-    idents: list[str] | None,
-    policy: str | None,
-    endpoint: str | None,
-    reason: str | None,
-    since: datetime | None,
-    until: datetime | None,
-    *,
-    alive: bool = False,
-) -> Which:
+def _which(idents: list[str] | None, *, alive: bool = False, **options: Any) -> Which:
     """Raises BadParameter unless there are either ids or options."""
     from policies.engine.operate import Which
 
-    options = policy, endpoint, reason, since, until
-    if bool(idents) == (named_by_options := any(option is not None for option in options)):
+    if bool(idents) == any(option is not None for option in options.values()):
         raise typer.BadParameter(
             "name either wishes, or options that they fit: --policy, --endpoint, --reason, --since, --until"
         )
-    if idents == ["-"]:
-        idents = sys.stdin.read().split()
-    return Which(
-        ids=None if named_by_options else idents,
-        policy=policy,
-        endpoint=endpoint,
-        reason=reason,
-        since=_in_utc(since),
-        until=_in_utc(until),
-        alive=alive,
-    )
-
-
-def _in_utc(at: datetime | None) -> datetime | None:
-    return at if at is None or at.tzinfo else at.replace(tzinfo=UTC)
+    ids = sys.stdin.read().split() if idents == ["-"] else idents or None
+    return Which(ids=ids, alive=alive, **options)
 
 
 def _row(one: WishNow) -> tuple[Any, ...]:
