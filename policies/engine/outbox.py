@@ -62,6 +62,10 @@ LONGEST = timedelta(days=36_500)
 TICK = timedelta(seconds=1)
 """A timer begins a new chain if it is at least so long: a shorter one would let a cycle run at full speed for ever."""
 
+STATE = """case when dead is not null then 'dead' when kind is null then 'outcome' when kind = 'dropped' then 'dropped'
+  when sent_at is not null then 'sent' when due > now() then 'waiting' else 'unsent' end"""
+"""Of a row of the outbox, in SQL. The relay sends what is unsent, and what waits for its time when that has come."""
+
 _TEXT, _NUMBER, _MOMENT = map(type_of, (Scalar.STR, Scalar.INT, Scalar.DATETIME))
 
 

@@ -147,18 +147,15 @@ def drop(
 ) -> None:
     """Remove wishes for good: those that are named, or all dead letters that the options fit."""
     from infra.settings import Settings
-    from policies.engine.operate import COUNTED, named, require_known, wishes
+    from policies.engine.operate import COUNTED, require_known, wishes
     from policies.engine.operate import drop as run
     from policies.engine.policy import discover
     from tools import terminal
 
     settings = Settings()
     which = _which(idents, alive=alive, policy=policy, endpoint=endpoint, reason=reason, since=since, until=until)
-    if which.ids is not None:
-        found = named(settings, which.ids)
-        total = len(found)
-    else:
-        total, found = wishes(settings, which, limit=SHOWN)
+    total, found = wishes(settings, which, limit=SHOWN if which.ids is None else None)
+    total = max(total, len(found))
     if policy is not None and not total:
         require_known(settings, policy, discover())
     if total and not yes:

@@ -25,9 +25,9 @@ def processes(
 ) -> None:
     """What policies wait for, by the stream whose events they react to."""
     from infra.settings import Settings
+    from policies.engine.operate import processes as waiting
     from policies.engine.operate import require_known
     from policies.engine.policy import discover
-    from policies.engine.processes import processes as waiting
     from tools import terminal
 
     settings = Settings()
