@@ -28,7 +28,7 @@ from infra.log.source import read_range
 from infra.processes.engines import Progress, Silent
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
-from policies.engine.policy import Policy, agent_of, discover
+from policies.engine.policy import LowerVersion, Policy, agent_of, discover
 from projections.engine.store.positions import lock_positions, read_positions, set_generation
 from projections.engine.views.view import CORE
 
@@ -45,10 +45,6 @@ class AlreadyLive(SamefoldError):
 
 class NeverLive(SamefoldError):
     """The policy is not live in any version."""
-
-
-class LowerVersion(SamefoldError):
-    """A newer version of the policy is live."""
 
 
 class OldEventsLeft(SamefoldError):

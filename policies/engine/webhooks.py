@@ -23,19 +23,21 @@ from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import NamedTuple, TypeVar
 
 import httpx
+import psycopg
+from psycopg.errors import LockNotAvailable
 from standardwebhooks.webhooks import Webhook
 
 from domain.engine.contexts import has_personal_fields
 from domain.engine.personal.keys import Keys
 from domain.engine.personal.tokens import key_ids, opened
-from infra.database.connect import Connection, DatabaseUnavailable, connect, named_errors
+from infra.database.connect import Connection, DatabaseUnavailable, connect, named_error
 from infra.errors import SamefoldError, in_words
 from infra.log.clients import KafkaUnavailable
 from infra.observability import logs, metrics
 from infra.settings import Endpoint, Settings
 from policies.engine import posts
 from policies.engine.dead_letters import DeadReason
-from policies.engine.posts import Busy, Lane, Post
+from policies.engine.posts import Lane, Post
 
 log = logging.getLogger(__name__)
 for _name in ("httpx", "httpcore"):
@@ -193,7 +195,7 @@ class _Session:
         while True:
             try:
                 answer = await asyncio.get_running_loop().run_in_executor(self._thread, self._asked, ask)
-            except Busy:
+            except LockNotAvailable:
                 await asyncio.sleep(AGAIN_S)
             except (DatabaseUnavailable, KafkaUnavailable) as error:  # the keys of personal values are in Kafka
                 self._status.wrong(self._name, str(error))
@@ -210,10 +212,12 @@ class _Session:
         if self._connection is None:
             self._connection = connect(self._settings, self._name, by_key=True)
         try:
-            with named_errors(self._settings):
-                return ask(self._connection)
-        except Busy:
+            return ask(self._connection)
+        except LockNotAvailable:
             raise
+        except psycopg.Error as error:
+            self._disconnect()
+            raise named_error(error, self._settings) from error
         except BaseException:
             self._disconnect()
             raise

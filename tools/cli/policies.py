@@ -44,14 +44,14 @@ def switch(name: PolicyName, yes: Yes = False, as_json: Json = False) -> None:
     from infra.settings import Settings
     from policies.engine import activations
     from policies.engine.operate import policy_named
-    from policies.engine.policy import discover
+    from policies.engine.policy import LowerVersion, discover
     from tools import terminal
 
     settings, policy = Settings(), policy_named(name, discover())
     try:
         with terminal.Stages(quiet=as_json) as stages:
             made = activations.switch(settings, policy, lower=yes, progress=stages)
-    except activations.LowerVersion as error:
+    except LowerVersion as error:
         if as_json:
             raise
         typer.confirm(f"{error.message} Should it react from now on?", abort=True, err=True)

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 
 import pytest
+from psycopg.errors import LockNotAvailable
 
 from infra.database.connect import Connection, connect
 from infra.settings import Settings
 from policies.engine import operate, posts
 from policies.engine.operate import Which, retry, wishes
-from policies.engine.posts import Busy, Lane, Post
+from policies.engine.posts import Lane, Post
 from tests.engine.policies.test_webhooks import (
     START,
     Receiver,
@@ -79,7 +80,7 @@ def test_a_lane_does_not_end_while_a_batch_writes_into_it(world: Settings, db: C
     assert posts.delivered(db, lane, post) is None
     with connect(world, "batch") as batch, batch.transaction():
         written(batch, "crm", "boxes/1", [2])
-        with pytest.raises(Busy):
+        with pytest.raises(LockNotAvailable):
             posts.release(db, lane, START)
         assert posts.claim(db, "crm", 4, 60, LATER) == [], "nobody waits for the batch"
     posts.release(db, lane, START)
@@ -109,7 +110,7 @@ def test_a_record_does_not_wait_for_an_operator(world: Settings, db: Connection)
     with connect(world, "operator") as operator, operator.transaction():
         posts.drop(operator, [ident])
         for record in RECORDS.values():
-            with pytest.raises(Busy):
+            with pytest.raises(LockNotAvailable):
                 record(db, lane, post)
     second = posts.delivered(db, lane, post)
     assert second
