@@ -422,17 +422,12 @@ def _copy(settings: Settings, connection: Connection, admin: topics.Admin, posit
                 )
             connection.execute(
                 "insert into activations as a (policy, number, version, positions, log_offset, at, posts_from) "
-                "values (%s, %s, %s, %s, %s, %s, (select '-infinity'::timestamptz from positions where agent = %s limit 1)) "
+                "values (%(policy)s, %(number)s, %(version)s, %(positions)s, %(offset)s, %(at)s, "
+                "(select '-infinity'::timestamptz from positions where agent = %(agent)s limit 1)) "
                 "on conflict (policy, number) do update set version = excluded.version, "
                 "positions = excluded.positions, log_offset = excluded.log_offset, at = excluded.at "
                 "where a.log_offset is null",
-                (
-                    one.policy,
-                    one.number,
-                    one.version,
-                    json.dumps(one.positions),
-                    record.offset,
-                    time_of(record.time_ms),
-                    agent_of(one.policy),
-                ),
+                msgspec.structs.asdict(one)
+                | {"positions": json.dumps(one.positions), "agent": agent_of(one.policy)}
+                | {"offset": record.offset, "at": time_of(record.time_ms)},
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -15,6 +15,7 @@ from infra.database.connect import Connection, connect, named_errors
 from infra.errors import SamefoldError
 from infra.log import topics
 from infra.settings import Settings
+from policies.engine import policy as declared
 from policies.engine import posts
 from policies.engine.activations import REMOVED, Activation, activations_of, held_policies, version_at
 from policies.engine.dead_letters import DeadReason
@@ -99,26 +100,28 @@ class Which:
     alive: bool = False
 
 
-def policy_named(name: str, policies: Mapping[str, Policy]) -> Policy:
+def require_policy(name: str) -> Policy:
     """A policy of this code. Raises UnknownPolicy."""
+    policies = declared.discover()
     if name in policies:
         return policies[name]
     known = f"The policies are {', '.join(sorted(policies))}." if policies else "policies/ has none."
     raise UnknownPolicy(f"There is no policy '{name}'.", known)
 
 
-def require_known(settings: Settings, name: str, policies: Mapping[str, Policy]) -> None:
+def require_known(settings: Settings, name: str) -> None:
     """Raises UnknownPolicy for a name that neither this code nor the log has, and DatabaseUnavailable."""
     with named_errors(settings), connect(settings, "samefold policies") as connection:
         if not activations_of(connection, name):
-            policy_named(name, policies)
+            require_policy(name)
 
 
-def policies_now(settings: Settings, policies: Mapping[str, Policy]) -> list[PolicyNow]:
+def policies_now(settings: Settings) -> list[PolicyNow]:
     """All policies of this code, and those that are live or have wishes.
 
     Raises DatabaseUnavailable, KafkaUnavailable, TopicMissing.
     """
+    policies = declared.discover()
     with named_errors(settings), connect(settings, "samefold policies", statement_timeout_ms=0) as connection:
         since: dict[str, datetime] = dict(
             connection.execute("select policy, max(at) from activations group by policy").fetchall()

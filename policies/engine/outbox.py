@@ -14,7 +14,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -49,8 +49,8 @@ MOST_WISHES = 1_000
 """For one event."""
 MOST_DEPTH = 50
 """Wishes that lead to one another without a timer or a client in between. A longer chain is a cycle of policies."""
-CHANNEL = "samefold_outbox"
-"""The channel of PostgreSQL's notifications: commands were wished."""
+CHANNEL, POSTS = "samefold_outbox", "posts"
+"""The channel of PostgreSQL's notifications, and the payload of those that say that posts were wished. Others are of commands."""
 ANY = "*"
 """The fingerprint of a wished command that has older versions: where the database was restored to before the release, the wish is
 made again, and the command that was decided under its id is one of those.
@@ -107,11 +107,8 @@ class Wish(NamedTuple):
     """Why it can't be sent. Then neither target nor body is kept."""
 
 
-def view_of(policy: Policy, posted: Callable[[], None] | None = None, *, with_outcomes: bool = True) -> View:
-    """The policy as its agent folds it; without outcomes for a replay of parked events, when all of them have been read.
-
-    `posted` is called, but not always, when a batch has left posts.
-    """
+def view_of(policy: Policy, *, with_outcomes: bool = True) -> View:
+    """The policy as its agent folds it; without outcomes for a replay of parked events, when all of them have been read."""
     of = [
         context.name for context in contexts().values() if not policy.subscription.isdisjoint(context.events.values())
     ]
@@ -127,7 +124,7 @@ def view_of(policy: Policy, posted: Callable[[], None] | None = None, *, with_ou
         shape="",
         on_poison=policy.on_poison,
         agent=policy.agent,
-        write=partial(_writes, policy, posted, with_outcomes),
+        write=partial(_writes, policy, with_outcomes),
     )
 
 
@@ -278,9 +275,7 @@ _TYPES = {
 _COLUMNS = tuple(_TYPES)
 
 
-def _writes(
-    policy: Policy, posted: Callable[[], None] | None, with_outcomes: bool, batches: Sequence[Changes]
-) -> list[Statement]:
+def _writes(policy: Policy, with_outcomes: bool, batches: Sequence[Changes]) -> list[Statement]:
     rows: dict[str, _Row] = {}
     new_posts: list[Wish] = []
     for batch in batches:
@@ -296,7 +291,9 @@ def _writes(
             for _, _, commit in batch.counted:
                 if commit.command_id.startswith(prefix):
                     rows.setdefault(commit.command_id, {}).update(_second_half(commit))
-    statements = posts.writes(policy.name, new_posts, posted)
+    statements = posts.writes(policy.name, new_posts)
+    if new_posts:
+        statements.append(Statement(_NOTIFY_POSTS, []))
     if not rows:
         return statements
     ids, known = sorted(rows), {"policy": policy.name}
@@ -449,3 +446,4 @@ insert into outbox as t (id, {_listed(_WISHED)}) select new, {_listed(_WISHED)} 
 """.encode()  # noqa: S608
 
 _NOTIFY = f"notify {CHANNEL}".encode()
+_NOTIFY_POSTS = f"notify {CHANNEL}, '{POSTS}'".encode()

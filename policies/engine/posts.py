@@ -10,7 +10,7 @@ database's, or `now` where a clock is given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,7 +35,7 @@ class Lane(NamedTuple):
     """When it ends. Nobody else's ends then: who claims the lane later gets a later one."""
 
 
-class Post(NamedTuple):
+class PendingPost(NamedTuple):
     """A post that is to go out."""
 
     id: str
@@ -52,8 +52,8 @@ _SCALARS = {"version": Scalar.INT, "number": Scalar.INT, "wished_at": Scalar.DAT
 _TYPES = [type_of(_SCALARS.get(column, Scalar.STR)) for column in _COLUMNS]
 
 
-def writes(policy: str, wishes: Sequence[Wish], posted: Callable[[], None] | None = None) -> list[Statement]:
-    """The statements of a batch that wishes these posts. `posted` is called when they are there to be claimed."""
+def writes(policy: str, wishes: Sequence[Wish]) -> list[Statement]:
+    """The statements of a batch that wishes these posts."""
     if not wishes:
         return []
     rows = [
@@ -73,8 +73,7 @@ def writes(policy: str, wishes: Sequence[Wish], posted: Callable[[], None] | Non
     columns = [kind.pack(values) for kind, values in zip(_TYPES, zip(*rows, strict=True), strict=True)]
     ids = binary_arrays.texts([one.id for one in wishes])
     dead = [Statement(_BURIED, [ids], tell_dead)] if any(one.dead for one in wishes) else []
-    tell = None if posted is None else lambda _: posted()
-    return [Statement(_INSERT, columns), Statement(_OPEN_LANES + b"false returning null", [ids], tell), *dead]
+    return [Statement(_INSERT, columns), Statement(_OPEN_LANES + b"false", [ids]), *dead]
 
 
 def revive(connection: Connection, ids: Sequence[str]) -> int:
@@ -144,25 +143,27 @@ def endpoints(connection: Connection) -> set[str]:
 
 def claim(
     connection: Connection, endpoint: str, most: int, lease_s: float, now: datetime | None = None
-) -> list[tuple[Lane, Post | None]]:
+) -> list[tuple[Lane, PendingPost | None]]:
     """Claim so many lanes that are due, the longest first. Each comes with its first post; None if it has none any more."""
     values = {"endpoint": endpoint, "most": most, "lease": timedelta(seconds=lease_s), "now": now}
     return [(Lane(*row[:4]), _post(row[4:])) for row in connection.execute(_CLAIM, values)]
 
 
-def delivered(connection: Connection, lane: Lane, post: Post) -> Post | None:
+def delivered(connection: Connection, lane: Lane, post: PendingPost) -> PendingPost | None:
     """Delete a post that its endpoint has taken. Returns the next one, if the lane is still this process's."""
     [found] = connection.execute(_DELIVERED, lane._asdict() | post._asdict())
     return _post(found)
 
 
-def bury(connection: Connection, lane: Lane, post: Post, dead: str) -> tuple[bool, Post | None]:
+def bury(connection: Connection, lane: Lane, post: PendingPost, dead: str) -> tuple[bool, PendingPost | None]:
     """Make a post a dead letter if the lane is still this process's. Returns whether it is, and the next one."""
     [(is_mine, *found)] = connection.execute(_BURY, lane._asdict() | post._asdict() | {"dead": dead})
     return is_mine, _post(found)
 
 
-def try_later(connection: Connection, lane: Lane, post: Post, delay_s: float, now: datetime | None = None) -> None:
+def try_later(
+    connection: Connection, lane: Lane, post: PendingPost, delay_s: float, now: datetime | None = None
+) -> None:
     """Count a failed attempt and give the lane back until the next one, if it is still this process's."""
     values = {"delay": timedelta(seconds=delay_s), "now": now}
     connection.execute(_LATER, lane._asdict() | post._asdict() | values)
@@ -176,8 +177,8 @@ def release(connection: Connection, lane: Lane, now: datetime | None = None) -> 
         connection.execute(_RELEASE, values)  # in a statement of its own, which sees what was written before the lock
 
 
-def _post(found: Sequence[Any]) -> Post | None:
-    return None if found[0] is None else Post(*found)
+def _post(found: Sequence[Any]) -> PendingPost | None:
+    return None if found[0] is None else PendingPost(*found)
 
 
 _ENDPOINTS = b"""

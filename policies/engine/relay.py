@@ -33,8 +33,8 @@ from infra.observability import logs
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
 from policies.engine.dead_letters import DeadReason
-from policies.engine.outbox import CHANNEL, refuse
-from policies.engine.sender import Row, Sender
+from policies.engine.outbox import CHANNEL, POSTS, refuse
+from policies.engine.sender import Sender, UnsentCommand
 from projections.engine.store.command_types import CommandType, live_types, own_types
 
 log = logging.getLogger(__name__)
@@ -75,17 +75,19 @@ timers as (
      where o.policy = mine.policy and o.partition = mine.partition and {_UNSENT} and due is not null and due <= %(until)s
      order by due, stream, version, number limit %(most)s) o
    order by due, partition, stream, version, number limit %(most)s)
-select {", ".join(Row._fields)} from (select * from at_once union all select * from timers) unsent
+select {", ".join(UnsentCommand._fields)} from (select * from at_once union all select * from timers) unsent
  order by due nulls first, partition, stream, version, number
 """  # noqa: S608  # each limit ends the walk through an index that has this order, however many rows are behind it
 
 
-def read_unsent(connection: Connection, mine: Set[tuple[str, int]], until: datetime, most: int) -> Iterator[Row]:
+def read_unsent(
+    connection: Connection, mine: Set[tuple[str, int]], until: datetime, most: int
+) -> Iterator[UnsentCommand]:
     """The first unsent rows of these (policy, partition) that are due by then, in the order in which they are to be sent.
 
     At most so many that are sent at once, and as many timers: neither crowds the other out.
     """
-    return map(Row._make, connection.execute(_READ, _columns(mine) | {"until": until, "most": most}))
+    return map(UnsentCommand._make, connection.execute(_READ, _columns(mine) | {"until": until, "most": most}))
 
 
 def mark_sent(connection: Connection, ids: Sequence[str]) -> None:
@@ -112,7 +114,7 @@ class Relay:
     """Sends due commands of these policies' partitions until `stop`. `run` blocks, in a thread of its own.
 
     `mine` returns the (policy, partition) that this process has now. `clock` is the time that timers go by, in place
-    of the database's: a host whose clock is fast gives nothing up too soon.
+    of the database's: a host whose clock is fast gives nothing up too soon. `on_posts` is called when posts were wished.
     """
 
     def __init__(
@@ -121,11 +123,13 @@ class Relay:
         name: str,
         mine: Callable[[], Set[tuple[str, int]]],
         clock: Callable[[], datetime] | None = None,
+        on_posts: Callable[[], None] = lambda: None,
     ) -> None:
         self.settings = settings
         self.name = name
         self._mine = mine
         self._clock = clock
+        self._on_posts = on_posts
         self._stopping = threading.Event()
         self._status = logs.StatusLog(log, f"relay {name}")
         self._kafka = clients.Connection(f"relay {name}")
@@ -143,7 +147,7 @@ class Relay:
         self._newer_until = 0.0
         """Then what waits there is read again: handlers may decide it by now, or an operator has dropped it."""
         self._admin = topics.Admin(settings)
-        self._reports: deque[tuple[Row, KafkaError | None]] = deque()
+        self._reports: deque[tuple[UnsentCommand, KafkaError | None]] = deque()
         self._topic: topics.Topic | None = None
 
     def stop(self) -> None:
@@ -154,14 +158,15 @@ class Relay:
         """Raises TopicChanged, and the errors of Kafka and the database that do not pass."""
         while not self._stopping.is_set():
             try:
-                with named_errors(self.settings), self._connect() as connection:
+                who = f"samefold relay {self.name}"
+                with (
+                    named_errors(self.settings),
+                    connect(self.settings, who, short_transactions=True, by_key=True) as connection,
+                ):
                     self._serve(connection)
             except (KafkaUnavailable, DatabaseUnavailable) as error:
                 self._status.wrong("stores", error.message, "away")
                 self._stopping.wait(PAUSE_S)
-
-    def _connect(self) -> Connection:
-        return connect(self.settings, f"samefold relay {self.name}", short_transactions=True, by_key=True)
 
     def _serve(self, connection: Connection) -> None:
         connection.execute(f"listen {CHANNEL}")
@@ -187,8 +192,11 @@ class Relay:
             is_answered = not len(self._producer.now)
             self._producer.poll(0 if is_answered else ANSWER_S)
             pause = max(read_at - time.monotonic(), 0) if is_answered and not self._reports else 0
-            if [*connection.notifies(timeout=pause, stop_after=1)]:
-                read_at = min(read_at, rested_at)
+            for notification in connection.notifies(timeout=pause, stop_after=1):
+                if notification.payload == POSTS:
+                    self._on_posts()
+                else:
+                    read_at = min(read_at, rested_at)
         connection.execute(_RELEASE, [self._holder])
 
     def _claimed(self, connection: Connection) -> Set[tuple[str, int]]:
@@ -228,7 +236,7 @@ class Relay:
             return PAGE_S
         return (due - now).total_seconds() if due else LOOK_S
 
-    def _is_decided(self, connection: Connection, row: Row) -> bool:
+    def _is_decided(self, connection: Connection, row: UnsentCommand) -> bool:
         """Whether some release's handlers decide it. Until then it waits, and so does what comes behind it."""
         if (pair := (row.policy, row.partition)) in self._newer:
             return False
@@ -260,7 +268,7 @@ class Relay:
 
     # ── into Kafka ──
 
-    def _send(self, row: Row) -> None:
+    def _send(self, row: UnsentCommand) -> None:
         command = Command(
             id=row.id,
             stream=row.target,
@@ -287,7 +295,7 @@ class Relay:
                 self._producer.renew(producer, error.args[0])
             self._reported(row, error.args[0], None)
 
-    def _reported(self, row: Row, error: KafkaError | None, _message: Message | None) -> None:
+    def _reported(self, row: UnsentCommand, error: KafkaError | None, _message: Message | None) -> None:
         reach("wish acknowledged")
         self._reports.append((row, error))
 
@@ -298,8 +306,9 @@ class Relay:
             self._send(row)
         while self._reports:
             row, error = self._reports[0]
-            following: list[Row] = []
+            following: list[UnsentCommand] = []
             if error is None:
+                self._status.well("append", "commands are appended again")
                 following = self._sender.acknowledged(row, time.monotonic())
             elif error.code() in _REFUSED:
                 is_dead = refuse(connection, row.id, error.str())
@@ -313,8 +322,6 @@ class Relay:
                 self._status.wrong("append", f"commands can't be appended, trying again: {error.str()}", error.name())
                 self._sender.failed(row)
             self._reports.popleft()
-            if error is None or error.code() in _REFUSED:
-                self._status.well("append", "commands are appended again")
             for one in following:
                 self._send(one)
 
@@ -327,9 +334,8 @@ class Relay:
         ).fetchone()
         if opened is not None:
             partition, epoch = opened
-            for records in read_range(self.settings, self.settings.events_topic, partition, epoch, epoch + 1):
-                for record in records:
-                    opening = decode_event(record)
-                    if isinstance(opening, Opening):
-                        topics.require_same(replace(found, id=opening.commands_topic_id), found)
+            [[record]] = read_range(self.settings, self.settings.events_topic, partition, epoch, epoch + 1)
+            opening = decode_event(record)
+            if isinstance(opening, Opening):
+                topics.require_same(replace(found, id=opening.commands_topic_id), found)
         return found

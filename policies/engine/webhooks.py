@@ -37,7 +37,7 @@ from infra.observability import logs, metrics
 from infra.settings import Endpoint, Settings
 from policies.engine import posts
 from policies.engine.dead_letters import DeadReason
-from policies.engine.posts import Lane, Post
+from policies.engine.posts import Lane, PendingPost
 
 log = logging.getLogger(__name__)
 for _name in ("httpx", "httpcore"):
@@ -130,7 +130,9 @@ class Webhooks:
                 await asyncio.gather(*tasks)
             finally:
                 self._loop, self.is_ending = None, True
-                await _cancel(tasks)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
                 await asyncio.gather(*(queue.end() for queue in queues))
                 self._posts.end()
                 self._opening.end()
@@ -285,7 +287,7 @@ class _Queue:
                 for lane in [lane for lane, task in self._sending.items() if task.cancelled()]:
                     await self._webhooks.asked(partial(posts.release, lane=lane, now=self._webhooks.clock()))
 
-    async def _deliver(self, lane: Lane, post: Post | None, until: float) -> None:
+    async def _deliver(self, lane: Lane, post: PendingPost | None, until: float) -> None:
         """Post what is in the lane, in order, up to the first one that is to be tried later."""
         turn = TURN
         while post and turn:
@@ -317,7 +319,7 @@ class _Queue:
                 post = following
         await self._webhooks.asked(partial(posts.release, lane=lane, now=self._webhooks.clock()))
 
-    def _failed(self, post: Post, answer: Answer) -> float | None:
+    def _failed(self, post: PendingPost, answer: Answer) -> float | None:
         """Tell of it. Returns the seconds until the next attempt, None if there is none."""
         told = f"endpoint '{self._name}' did not take post {post.id}: {answer.why}"
         self._webhooks.status.wrong(f"endpoint {self._name}", told, answer.result)
@@ -328,7 +330,7 @@ class _Queue:
             return None
         return max(delays_s[post.attempts] * random.uniform(1, 1 + JITTER), answer.retry_after_s)
 
-    async def _attempt(self, post: Post) -> Answer:
+    async def _attempt(self, post: PendingPost) -> Answer:
         now = self._webhooks.now()
         headers = {
             "content-type": "application/json",
@@ -407,9 +409,3 @@ async def _read_little(response: httpx.Response) -> None:
                 size += len(part)
                 if size > LONGEST_BODY:
                     return
-
-
-async def _cancel(tasks: Collection[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

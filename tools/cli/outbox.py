@@ -65,14 +65,13 @@ def list_(
     """What is in the outbox, without bodies."""
     from infra.settings import Settings
     from policies.engine.operate import COUNTED, Which, require_known, wishes
-    from policies.engine.policy import discover
     from tools import terminal
 
     settings = Settings()
     which = Which(policy=policy, endpoint=endpoint, reason=reason, since=since, until=until, alive=not dead)
     total, found = wishes(settings, which, limit=limit)
     if policy is not None and not found:
-        require_known(settings, policy, discover())
+        require_known(settings, policy)
 
     def text(_: Any) -> Iterator[RenderableType]:
         if not found:
@@ -114,17 +113,15 @@ def retry(
 ) -> None:
     """Send dead letters again: those that are named, or all that the options fit."""
     from infra.settings import Settings
-    from policies.engine.operate import require_known
-    from policies.engine.operate import retry as run
-    from policies.engine.policy import discover
+    from policies.engine import operate
     from tools import terminal
 
     settings = Settings()
     which = _which(idents, policy=policy, endpoint=endpoint, reason=reason, since=since, until=until)
     with terminal.progress("retry", None, quiet=as_json or bool(idents)) as advance:
-        retried, left = run(settings, which, advance)
+        retried, left = operate.retry(settings, which, advance)
     if policy is not None and not retried + left:
-        require_known(settings, policy, discover())
+        operate.require_known(settings, policy)
 
     def text(_: Any) -> Iterator[str]:
         yield f"{retried:,} to be sent again."
@@ -147,25 +144,23 @@ def drop(
 ) -> None:
     """Remove wishes for good: those that are named, or all dead letters that the options fit."""
     from infra.settings import Settings
-    from policies.engine.operate import COUNTED, require_known, wishes
-    from policies.engine.operate import drop as run
-    from policies.engine.policy import discover
+    from policies.engine import operate
     from tools import terminal
 
     settings = Settings()
     which = _which(idents, alive=alive, policy=policy, endpoint=endpoint, reason=reason, since=since, until=until)
-    total, found = wishes(settings, which, limit=SHOWN if which.ids is None else None)
+    total, found = operate.wishes(settings, which, limit=SHOWN if which.ids is None else None)
     total = max(total, len(found))
     if policy is not None and not total:
-        require_known(settings, policy, discover())
+        operate.require_known(settings, policy)
     if total and not yes:
         if idents == ["-"]:
             raise typer.BadParameter("the ids come from standard input, which can't be asked then: add --yes")
-        many = f"{total:,} wishes{' or more' if which.ids is None and total >= COUNTED else ''}"
+        many = f"{total:,} wishes{' or more' if which.ids is None and total >= operate.COUNTED else ''}"
         what = many if total > SHOWN else ", ".join(one.id for one in found)
         typer.confirm(f"Drop {what}?{_lost(found, all_of_it=total > len(found))}", abort=True, err=True)
     with terminal.progress("drop", None, quiet=as_json or bool(idents)) as advance:
-        dropped = run(settings, which, advance)
+        dropped = operate.drop(settings, which, advance)
     terminal.show({"dropped": dropped}, lambda _: [f"Dropped {dropped:,}."], as_json=as_json)
 
 

@@ -139,14 +139,13 @@ def _tell(done: Replayed, *, as_json: bool) -> None:
 
 
 def _view(name: str) -> View:
-    from policies.engine.operate import policy_named
+    from policies.engine.operate import require_policy
     from policies.engine.outbox import view_of
-    from policies.engine.policy import discover
     from projections.engine.fold.errors import POLICY
     from projections.engine.rebuild.rebuild import views_named
     from projections.engine.views.core_views import all_views
 
     if name.startswith(POLICY):
-        return view_of(policy_named(name.removeprefix(POLICY), discover()), with_outcomes=False)
+        return view_of(require_policy(name.removeprefix(POLICY)), with_outcomes=False)
     [view] = views_named([name], all_views())
     return view

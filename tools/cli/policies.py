@@ -32,10 +32,9 @@ def show(context: typer.Context, as_json: Json = False) -> None:
         return
     from infra.settings import Settings
     from policies.engine.operate import policies_now
-    from policies.engine.policy import discover
     from tools import terminal
 
-    found = {one.name: one for one in policies_now(Settings(), discover())}
+    found = {one.name: one for one in policies_now(Settings())}
     terminal.show(found, _text, as_json=as_json)
 
 
@@ -43,11 +42,11 @@ def switch(name: PolicyName, yes: Yes = False, as_json: Json = False) -> None:
     """Make this code's version live: it reacts to the events from now on. --yes: also if it is older than the live one."""
     from infra.settings import Settings
     from policies.engine import activations
-    from policies.engine.operate import policy_named
-    from policies.engine.policy import LowerVersion, discover
+    from policies.engine.operate import require_policy
+    from policies.engine.policy import LowerVersion
     from tools import terminal
 
-    settings, policy = Settings(), policy_named(name, discover())
+    settings, policy = Settings(), require_policy(name)
     try:
         with terminal.Stages(quiet=as_json) as stages:
             made = activations.switch(settings, policy, lower=yes, progress=stages)

@@ -26,7 +26,7 @@ from policies.engine import sender as sender_engine
 from policies.engine.operate import Which, drop
 from policies.engine.outbox import CHANNEL
 from policies.engine.relay import Relay, read_unsent
-from policies.engine.sender import Row
+from policies.engine.sender import UnsentCommand
 from tests.engine.spine import beside, handler, open_account, project, records_of, scalar, send, set_up
 from tools.migrations.migrate import upgrade
 from tools.testing.waiting import DEADLINE_S, until
@@ -108,7 +108,7 @@ def test_what_was_read_is_sent_before_it_is_read_again(
     """Reading takes a while where much waits, and each batch of each policy notifies."""
     reads = list[float]()
 
-    def slow(*arguments: Any) -> list[Row]:
+    def slow(*arguments: Any) -> list[UnsentCommand]:
         reads.append(0.2)
         time.sleep(reads[-1])
         return [*read_unsent(*arguments)]
@@ -228,7 +228,7 @@ def test_what_no_page_had_room_for_is_read_at_once(
         wish(db, f"{version:03}", version=version)
     wish(db, "timer", stream="accounts/t", due=-HOUR)
     mine = all_of(world)
-    one, asked = Relay(world, "r1", lambda: mine, Clock()), list[Row]()
+    one, asked = Relay(world, "r1", lambda: mine, Clock()), list[UnsentCommand]()
     monkeypatch.setattr(one, "_send", asked.append)
     assert one._read(db, mine) == relay_engine.PAGE_S
     assert {row.id for row in asked} == {"001", "timer"}
@@ -316,7 +316,7 @@ def test_commands_that_kafka_does_not_take_wait_in_the_outbox_not_in_memory(
     for version in range(1, 101):
         wish(db, f"{version:03}", version=version, target=f"accounts/{version}")
     mine = all_of(world)
-    one, asked = Relay(world, "r1", lambda: mine, Clock()), list[Row]()
+    one, asked = Relay(world, "r1", lambda: mine, Clock()), list[UnsentCommand]()
     monkeypatch.setattr(one, "_send", asked.append)
     for _ in range(20):
         one._read(db, mine)
