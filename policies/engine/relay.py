@@ -113,8 +113,7 @@ def _columns(mine: Set[tuple[str, int]]) -> dict[str, Any]:
 class Relay:
     """Sends due commands of these policies' partitions until `stop`. `run` blocks, in a thread of its own.
 
-    `mine` returns the (policy, partition) that this process has now. `clock` is the time that timers go by, in place
-    of the database's: a host whose clock is fast gives nothing up too soon. `on_posts` is called when posts were wished.
+    `mine` returns the (policy, partition) that this process has now. `on_posts` is called when posts were wished.
     """
 
     def __init__(
@@ -122,13 +121,11 @@ class Relay:
         settings: Settings,
         name: str,
         mine: Callable[[], Set[tuple[str, int]]],
-        clock: Callable[[], datetime] | None = None,
         on_posts: Callable[[], None] = lambda: None,
     ) -> None:
         self.settings = settings
         self.name = name
         self._mine = mine
-        self._clock = clock
         self._on_posts = on_posts
         self._stopping = threading.Event()
         self._status = logs.StatusLog(log, f"relay {name}")
@@ -224,7 +221,7 @@ class Relay:
             return LOOK_S / 4
         if self._sender.known >= MOST_KNOWN:
             return PAUSE_S
-        now: datetime = self._clock() if self._clock else connection.execute("select now()").fetchall()[0][0]
+        [(now,)] = connection.execute("select now()")  # a host whose clock is fast sends no timer too soon
         most = MOST + self._sender.known
         rows = list(read_unsent(connection, mine, now + timedelta(seconds=LOOK_S), most))
         send, due = self._sender.unsent([row for row in rows if self._is_decided(connection, row)], now)

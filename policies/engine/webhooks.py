@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 for _name in ("httpx", "httpcore"):
     logging.getLogger(_name).setLevel(logging.WARNING)  # below it they log whole URLs, secrets and all
 
-DELAYS_S = (5, 300, 1_800, 7_200, 18_000, 36_000, 50_400, 72_000, 86_400)
+DELAYS_S: Sequence[float] = (5, 300, 1_800, 7_200, 18_000, 36_000, 50_400, 72_000, 86_400)
 """After the first failed attempt, after the second, …; what then fails once more is a dead letter."""
 JITTER = 0.1
 """The largest part of a delay that is added to it at random: posts that failed together are not repeated together."""
@@ -97,11 +97,9 @@ class Webhooks:
         name: str,
         *,
         clock: Callable[[], datetime | None] = lambda: None,
-        delays_s: Sequence[float] = DELAYS_S,
     ) -> None:
         self._settings = settings
         self.clock = clock
-        self.delays_s = delays_s
         self.status = logs.StatusLog(log, name)
         self._posts = _Session(settings, f"samefold {name} webhooks", self.status, "the database is available again")
         self._keys = Keys(settings) if settings.webhooks and has_personal_fields() else None
@@ -325,10 +323,9 @@ class _Queue:
         self._webhooks.status.wrong(f"endpoint {self._name}", told, answer.result)
         if answer.retry_after_s:
             self._quiet_until = self._webhooks.now() + timedelta(seconds=answer.retry_after_s)
-        delays_s = self._webhooks.delays_s
-        if answer.result is Result.GONE or post.attempts >= len(delays_s):
+        if answer.result is Result.GONE or post.attempts >= len(DELAYS_S):
             return None
-        return max(delays_s[post.attempts] * random.uniform(1, 1 + JITTER), answer.retry_after_s)
+        return max(DELAYS_S[post.attempts] * random.uniform(1, 1 + JITTER), answer.retry_after_s)
 
     async def _attempt(self, post: PendingPost) -> Answer:
         now = self._webhooks.now()

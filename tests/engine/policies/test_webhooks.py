@@ -173,12 +173,13 @@ def posting(
     clock: Callable[[], datetime] | None = None,
 ) -> Iterator[Webhooks]:
     """Webhooks in a thread, for as long as the block runs: they look often. An error of theirs is the block's."""
-    webhooks = Webhooks(settings, "policies", delays_s=delays_s, **({"clock": clock} if clock else {}))
+    webhooks = Webhooks(settings, "policies", **({"clock": clock} if clock else {}))
     loop = asyncio.new_event_loop()
     task = loop.create_task(webhooks.run())
     thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([task])))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(webhooks_engine, "POLL_S", 0.05)
+        patch.setattr(webhooks_engine, "DELAYS_S", delays_s)
         thread.start()
         try:
             yield webhooks
