@@ -34,7 +34,7 @@ from infra.database.connect import Connection
 from infra.log.records import Command, Commit, time_of
 from infra.settings import ENDPOINT_NAME
 from policies.engine import posts
-from policies.engine.dead_letters import DeadReason, tell_dead
+from policies.engine.dead_letters import DeadReason, log_dead_letters
 from policies.engine.policy import Policy, Post, Send
 from projections.engine.fold.fold import Changes
 from projections.engine.store.rows import Statement
@@ -309,7 +309,7 @@ def _ends(ids: list[str]) -> list[Statement]:
     return [
         *(Statement(_MEET, [binary_arrays.texts(some)]) for some in chain),
         Statement(_DIE, [every]),
-        Statement(_BURIED, [every], tell_dead),
+        Statement(_BURIED, [every], log_dead_letters),
         Statement(_NOTIFY, []),
     ]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from infra.database.connect import Connection
 from infra.log.records import time_of
-from policies.engine.dead_letters import tell_dead
+from policies.engine.dead_letters import log_dead_letters
 from projections.engine.store.rows import Statement
 from projections.engine.views import binary_arrays
 from projections.engine.views.column_types import Scalar, type_of
@@ -72,7 +72,7 @@ def writes(policy: str, wishes: Sequence[Wish]) -> list[Statement]:
     ]
     columns = [kind.pack(values) for kind, values in zip(_TYPES, zip(*rows, strict=True), strict=True)]
     ids = binary_arrays.texts([one.id for one in wishes])
-    dead = [Statement(_BURIED, [ids], tell_dead)] if any(one.dead for one in wishes) else []
+    dead = [Statement(_BURIED, [ids], log_dead_letters)] if any(one.dead for one in wishes) else []
     return [Statement(_INSERT, columns), Statement(_OPEN_LANES + b"false", [ids]), *dead]
 
 

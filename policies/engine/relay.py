@@ -139,9 +139,9 @@ class Relay:
         self._claim_at = 0.0
         self._live = frozenset[CommandType]()
         """Types that handlers decide, as of when another one was last met."""
-        self._newer: dict[tuple[str, int], CommandType] = {}
+        self._undecided: dict[tuple[str, int], CommandType] = {}
         """(policy, partition) whose next command has a type that no handler decides yet: another release's process wished it."""
-        self._newer_until = 0.0
+        self._undecided_until = 0.0
         """Then what waits there is read again: handlers may decide it by now, or an operator has dropped it."""
         self._admin = topics.Admin(settings)
         self._reports: deque[tuple[UnsentCommand, KafkaError | None]] = deque()
@@ -170,10 +170,10 @@ class Relay:
         topic = self._topic = self._topic or self._known_topic(connection)
         self._live = live_types(connection)
         while (missing := own_types() - self._live) and not self._stopping.is_set():
-            self._tell_undecided(missing)
+            self._report_undecided(missing)
             self._stopping.wait(PAUSE_S)
             self._live = live_types(connection)
-        self._tell_undecided(())
+        self._report_undecided(())
         with suppress(KafkaException):  # the first command would wait for the producer to learn the topic: a second
             self._producer.now.list_topics(topic.name, timeout=PAUSE_S)
         read_at = rested_at = self._claim_at = 0.0
@@ -215,9 +215,9 @@ class Relay:
     def _read(self, connection: Connection, mine: Set[tuple[str, int]]) -> float:
         """Send what is due. Returns the seconds until there may be more."""
         self._sender.assigned(mine)
-        if time.monotonic() >= self._newer_until:
-            self._newer, self._newer_until = {}, time.monotonic() + LOOK_S
-        if not (mine := mine - self._newer.keys()):
+        if time.monotonic() >= self._undecided_until:
+            self._undecided, self._undecided_until = {}, time.monotonic() + LOOK_S
+        if not (mine := mine - self._undecided.keys()):
             return LOOK_S / 4
         if self._sender.known >= MOST_KNOWN:
             return PAUSE_S
@@ -227,7 +227,7 @@ class Relay:
         send, due = self._sender.unsent([row for row in rows if self._is_decided(connection, row)], now)
         for row in send:
             self._send(row)
-        self._tell_undecided({*self._newer.values()})
+        self._report_undecided({*self._undecided.values()})
         timers = sum(row.due is not None for row in rows)
         if max(timers, len(rows) - timers) == most:
             return PAGE_S
@@ -235,17 +235,17 @@ class Relay:
 
     def _is_decided(self, connection: Connection, row: UnsentCommand) -> bool:
         """Whether some release's handlers decide it. Until then it waits, and so does what comes behind it."""
-        if (pair := (row.policy, row.partition)) in self._newer:
+        if (pair := (row.policy, row.partition)) in self._undecided:
             return False
         kind = CommandType(row.target.partition("/")[0], row.type)
         if kind not in self._live:
             self._live = live_types(connection)
         if kind in self._live:
             return True
-        self._newer[pair] = kind
+        self._undecided[pair] = kind
         return False
 
-    def _tell_undecided(self, types: Collection[CommandType]) -> None:
+    def _report_undecided(self, types: Collection[CommandType]) -> None:
         if types:  # sent now, they would be rejected as malformed
             names = ", ".join(sorted(map(str, types)))
             self._status.wrong("handlers", f"no handler that decides these has run yet, start those first: {names}")

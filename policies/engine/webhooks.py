@@ -120,7 +120,7 @@ class Webhooks:
             endpoints = self._settings.webhooks.items()
             queues = [_Queue(self, name, endpoint, client) for name, endpoint in endpoints]
             self._wakes = [queue.wake for queue in queues]
-            work = [self._tell_unknown(), *(queue.run() for queue in queues)]
+            work = [self._report_unknown(), *(queue.run() for queue in queues)]
             if self._keys is not None:
                 work.append(self._opening.asked(self._keys.start))
             tasks = [asyncio.create_task(part) for part in work]
@@ -155,8 +155,8 @@ class Webhooks:
             return body
         return opened(body.encode(), await self._opening.asked(partial(_keys_for, self._keys, ids))).decode()
 
-    async def _tell_unknown(self) -> None:
-        """Tell which endpoints posts wait for that the settings don't name. Another process may have them."""
+    async def _report_unknown(self) -> None:
+        """Report which endpoints posts wait for that the settings don't name. Another process may have them."""
         told: set[str] = set()
         while True:
             unknown = await self.asked(posts.endpoints) - self._settings.webhooks.keys()

@@ -103,7 +103,7 @@ def replay(view: ViewName, stream: StreamName, as_json: Json = False) -> None:
     from infra.settings import Settings
     from projections.engine.operate.replaying import replay as run
 
-    _tell(run(Settings(), _view(view), stream), as_json=as_json)
+    _show(run(Settings(), _view(view), stream), as_json=as_json)
 
 
 def drop(view: ViewName, stream: StreamName, yes: Yes = False, as_json: Json = False) -> None:
@@ -114,10 +114,10 @@ def drop(view: ViewName, stream: StreamName, yes: Yes = False, as_json: Json = F
     known = _view(view)
     if not yes:
         typer.confirm(f"Leave the poisonous event of {stream} out of '{view}' for good?", abort=True, err=True)
-    _tell(run(Settings(), known, stream), as_json=as_json)
+    _show(run(Settings(), known, stream), as_json=as_json)
 
 
-def _tell(done: Replayed, *, as_json: bool) -> None:
+def _show(done: Replayed, *, as_json: bool) -> None:
     from tools import terminal
 
     def text(result: dict[str, Any]) -> Iterator[RenderableType]:

@@ -55,7 +55,7 @@ def switch(name: PolicyName, yes: Yes = False, as_json: Json = False) -> None:
             raise
         typer.confirm(f"{error.message} Should it react from now on?", abort=True, err=True)
         made = activations.switch(settings, policy, lower=True)
-    _tell(made, as_json=as_json)
+    _show(made, as_json=as_json)
 
 
 def remove(name: PolicyName, as_json: Json = False) -> None:
@@ -63,7 +63,7 @@ def remove(name: PolicyName, as_json: Json = False) -> None:
     from infra.settings import Settings
     from policies.engine import activations
 
-    _tell(activations.remove(Settings(), name), as_json=as_json)
+    _show(activations.remove(Settings(), name), as_json=as_json)
 
 
 def resume(
@@ -99,7 +99,7 @@ def resume(
     terminal.show(result, lambda _: [line], as_json=as_json)
 
 
-def _tell(made: Activation, *, as_json: bool) -> None:
+def _show(made: Activation, *, as_json: bool) -> None:
     from tools import terminal
 
     at = {partition: reading.next_offset for partition, reading in sorted(made.positions.items())}
