@@ -1,4 +1,4 @@
-"""Why wishes are dead letters: each way in which one ends that nobody expected."""
+"""Why wishes are dead letters, and the line that each has in the log."""
 
 import logging
 from collections.abc import Iterable

@@ -32,7 +32,7 @@ class Lane(NamedTuple):
     policy: str
     stream: str
     lease: datetime
-    """When it ends. Nobody else's ends then: who claims the lane later gets a later one."""
+    """When the lease ends. It also identifies the claim: a later claim of the same lane ends later."""
 
 
 class PendingPost(NamedTuple):
@@ -104,8 +104,8 @@ select u.* from unnest({", ".join(["%s"] * len(_COLUMNS))}) u ({", ".join(_COLUM
 
 # Found by their ids alone: after an ANALYZE that met dead letters only, PostgreSQL would read all that are alive instead.
 _THESE = b"with these as materialized (select endpoint, policy, stream, wished_at, dead from posts where id = any(%s))"
-# Sorted, so that transactions can't deadlock on them. It locks the row of a lane that is there, even where nothing changes: who
-# wants to end the lane waits until these posts can be seen.
+# Sorted, so that transactions can't deadlock on them. It locks the row of a lane that is there, even where nothing changes: a
+# deliverer deletes the lane only when it can see these posts.
 _OPEN_LANES = (
     _THESE
     + b"""
@@ -137,7 +137,7 @@ update lanes l set next_attempt = now() from unnest(%s::text[], %s::text[], %s::
 
 
 def endpoints(connection: Connection) -> set[str]:
-    """Those that posts wait for."""
+    """The endpoints that posts wait for."""
     return {endpoint for (endpoint,) in connection.execute(_ENDPOINTS)}
 
 
@@ -214,7 +214,7 @@ _NEXT = f"""
       and exists (select from lanes where {_MINE})
    order by version, number limit 1) p on true
 """  # noqa: S608
-# whoever has the lane by now: the endpoint has taken it
+# even if another process has the lane by now: the endpoint has taken the post
 _DELIVERED = f"""
 with free as materialized (select id from posts where id = %(id)s for update nowait),
 gone as (delete from posts using free where posts.id = free.id)

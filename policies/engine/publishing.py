@@ -41,12 +41,12 @@ WITHIN_S = clients.TRANSACTION_MS / 1000
 """For each request of a transaction."""
 POLL_S = 0.1
 IDLE_POSITION_S = 5.0
-"""How long a position may not be committed while nothing is public."""
+"""How often the position is committed while nothing is public."""
 RETRY_S = 0.5
 _NO_CONNECTION = re.compile(r"Connect to \S+ failed")
-"""What librdkafka says where there was no connection yet, as for the first of a name's addresses: nothing was sent."""
+"""librdkafka's error where it had no connection yet, as for the first of a name's addresses: nothing was sent."""
 STEP = 1_000
-"""Public records to look through first for a lost position."""
+"""How many public records are searched first for a lost position."""
 
 
 class PositionUnknown(SamefoldError):
@@ -92,7 +92,7 @@ class Lane:
         self._status = logs.StatusLog(log, f"publisher, partition {partition}")
         self._stopping = threading.Event()
         self._disturbed = False
-        """Whether the producer lost a connection, at any time: librdkafka does not tell the same error twice in 30 s."""
+        """Whether the producer ever lost a connection: librdkafka does not report the same error twice within 30 s."""
         self._thread = threading.Thread(target=self._run, name=f"partition {partition}", daemon=True)
         self._thread.start()
 

@@ -46,11 +46,11 @@ PAUSE_S = 0.5
 MOST = 2_000
 """Commands that are read from the outbox at once."""
 MOST_KNOWN = 50_000
-"""Commands in memory from which on no others are read: while Kafka refuses them, they wait in the outbox."""
+"""With so many commands in memory, no more are read: while Kafka takes none, they wait in the outbox."""
 PAGE_S = 0.05
-"""Until the next ones are read, if there were more."""
+"""After a full page, until the next one is read."""
 ANSWER_S = 0.01
-"""How long acknowledgements are waited for, before it is looked whether a batch has notified."""
+"""How long a poll waits for acknowledgements before notifications are read."""
 
 _REFUSED = {
     KafkaError.MSG_SIZE_TOO_LARGE,

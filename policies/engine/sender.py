@@ -54,7 +54,7 @@ class Sender:
         return len(self._known)
 
     def assigned(self, mine: Set[tuple[str, int]]) -> None:
-        """Forget what waits where another process has the (policy, partition) now. What is in flight gets its answer."""
+        """Forget waiting commands whose (policy, partition) another process has now. Those in flight still get their answer."""
         for order, queue in list(self._queues.items()):
             kept = deque(row for n, row in enumerate(queue) if n == 0 or (row.policy, row.partition) in mine)
             self._known -= {row.id for row in queue} - {row.id for row in kept}

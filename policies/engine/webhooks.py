@@ -50,11 +50,11 @@ JITTER = 0.1
 MAX_RETRY_AFTER_S = 86_400.0
 POLL_S = 1.0
 TURN_S, TURN = 5.0, 100
-"""For so long, and for so many posts, a lane is served; then others have their turn."""
+"""A lane is served for at most so many seconds and posts; then other lanes have their turn."""
 AGAIN_S = 0.25
 """Until a lost connection to PostgreSQL is replaced, and a row that is locked is asked for again."""
 END_S = 8.0
-"""So long a process that stops lets posts in flight end. The supervisor waits 15 s, and some are for giving the lanes back."""
+"""How long a process that stops waits for posts in flight. The supervisor waits 15 s: the rest is for giving the lanes back."""
 LONGEST_BODY, BODY_S = 4_096, 1.0
 """An answer's body is read up to here, so that its connection can be used again."""
 
@@ -86,7 +86,7 @@ class Answer(NamedTuple):
 
 
 class Webhooks:
-    """Posts what is due. `clock` is the time that this goes by, the database's if there is none.
+    """Posts what is due. `clock` takes the place of the database's time, if it is not None.
 
     Its constructor raises MasterKeyUnusable, where bodies may have personal values.
     """
@@ -239,7 +239,7 @@ class _Queue:
         self._client = client
         self._lookups = ThreadPoolExecutor(endpoint.in_flight, f"names for {name}")
         self._in_doubt = True
-        """Whether its name may be one that nobody resolves: the last attempt had no answer."""
+        """The last attempt had no answer: the endpoint's name may not resolve."""
         self._signer = Webhook(endpoint.secret.get_secret_value())
         self._sending: dict[Lane, asyncio.Task[None]] = {}
         self._quiet_until = webhooks.now()
@@ -353,7 +353,7 @@ class _Queue:
         return answer
 
     async def _look_up(self, host: bytes) -> None:
-        """Resolve a name in a thread of this endpoint's own: one that nobody resolves would take up those that all have.
+        """Resolve a name in a thread of this endpoint's own: a name without an answer would occupy the threads that all share.
 
         `host` is in ASCII, as the request will ask for it: Python encodes other letters by an older rule, to another name.
         """
@@ -382,7 +382,7 @@ def _answer(response: httpx.Response, now: datetime) -> Answer:
         return Answer(Result.DELIVERED, why)
     if status == httpx.codes.GONE:
         return Answer(Result.GONE, why)
-    if response.is_redirect or 300 <= status < 400:
+    if response.is_redirect:
         return Answer(Result.REDIRECTED, f"{why}, a redirect, which is not followed")
     retry_after_s = _retry_after_s(response.headers.get("retry-after", ""), now)
     return Answer(Result.REFUSED if response.is_client_error else Result.FAILED, why, retry_after_s)

@@ -36,11 +36,9 @@ from projections.engine.live.worker import Worker
 from projections.engine.store.positions import Live, Positions, read_positions
 
 LOOK_AGAIN_S = 0.5
-"""How often a policy that is not live looks whether it is."""
-
-
+"""How often a policy that is not live checks whether it is."""
 HELD = -1
-"""The version that a policy has in a database that is new to it: no code's."""
+"""In place of the live version, where the database is new to the policy: no code has it."""
 
 
 class OtherVersion(OtherCode):
