@@ -308,8 +308,7 @@ def _ends(ids: list[str]) -> list[Statement]:
     every = binary_arrays.texts(sorted(one for some in chain for one in some))
     return [
         *(Statement(_MEET, [binary_arrays.texts(some)]) for some in chain),
-        Statement(_DIE, [every]),
-        Statement(_BURIED, [every], log_dead_letters),
+        Statement(_DIE, [every], log_dead_letters),
         Statement(_NOTIFY, []),
     ]
 
@@ -422,12 +421,10 @@ insert into outbox as t ({_listed(_MADE)}) select {_listed(_MADE)} from made ord
 """.encode()  # noqa: S608
 
 _DIE = f"""
-update outbox set dead = case when {_SAME} then '{DeadReason.REFUSED}: ' || refusal
-    else '{DeadReason.ID_REUSED}: another command with this id was decided before, or the policy wishes another one now' end
- where id = any(%s) and {_BOTH} and dead is null
+update outbox set dead = coalesce(dead, case when {_SAME} then '{DeadReason.REFUSED}: ' || refusal
+    else '{DeadReason.ID_REUSED}: another command with this id was decided before, or the policy wishes another one now' end)
+ where id = any(%s) and (dead is not null or {_BOTH}) returning id, stream, dead
 """.encode()  # noqa: S608
-
-_BURIED = b"select id, stream, dead from outbox where id = any(%s) and dead is not null"
 
 _REJECT = b"""
 update outbox set outcome = 'rejected', refusal = %s, outcome_depth = depth, outcome_fingerprint = fingerprint || ' ' || target
