@@ -101,7 +101,7 @@ class Agent:
             return
         self._topics = topics.Watch(self.settings, [events], self._status, topics.Admin(self.settings))
         spark = self._session()
-        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", self.settings.agent_batch)
+        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", self.settings.batch)
         spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", BATCH_BYTES)
         spark.conf.set("spark.sql.streaming.stopTimeout", int(LEAVE_S * 1000))
         while (begin := self._positions(events)) is not None:

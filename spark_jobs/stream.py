@@ -136,7 +136,7 @@ class _Task:
             whole = without_hole(records, (at, to) if known == at else (at,))
             if not whole:
                 return self._result(Status.HOLE, hole=(at, records[0].offset))
-            taken = whole[: worker.settings.agent_batch]
+            taken = whole[: worker.settings.batch]
             reach("batch read")
             done = worker.attempt({self.partition: (reading, taken)}, self.session)
             if done.status is CommitStatus.APPLIED:

@@ -100,10 +100,7 @@ class Task:
             settings = own_settings()
             sender, function, argument = _unpack(sent)
             sender.require(settings)
-            with (
-                folding(settings.task_memory_mb) as check_memory,
-                _Reporter(settings, self.channel, sent.slot) as reporter,
-            ):
+            with folding() as check_memory, _Reporter(settings, self.channel, sent.slot) as reporter:
                 try:
 
                     def advance(count: int) -> None:

@@ -204,7 +204,7 @@ class Worker:
                         return result
                     readings |= result.readings
                     reading = readings.get(partition, reading)
-                    self._most = self._most * 2 if self._most < self.settings.agent_batch else 0
+                    self._most = self._most * 2 if self._most < self.settings.batch else 0
                     if not is_suspect:
                         self._begun.add(partition)
         return BatchResult(CommitStatus.APPLIED, readings)
