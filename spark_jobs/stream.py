@@ -24,13 +24,13 @@ from infra.observability import logs
 from infra.processes.code_identity import require_code
 from infra.processes.faultpoints import reach
 from infra.processes.garbage_collector import collect_seldom
-from infra.processes.services import Services
 from infra.processes.time_limit import limit_calls
 from projections.engine.live.reader import without_hole
 from projections.engine.live.startup import set_difference
 from projections.engine.live.worker import Worker
 from projections.engine.store.commit import CommitStatus
 from projections.engine.views.core_views import agent_views, code_set
+from spark_jobs.services import Services
 from spark_jobs.task import own_settings
 
 COLUMNS = ("partition", "offset", "unix_millis(timestamp) as time_ms", "value")

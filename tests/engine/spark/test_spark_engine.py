@@ -19,7 +19,6 @@ from infra.log.clients import KafkaUnavailable
 from infra.log.rule import START
 from infra.processes.code_identity import CODE
 from infra.processes.engines import Local
-from infra.processes.services import Services
 from infra.settings import Settings
 from projections.engine.fold.errors import LogChanged, PoisonEvent
 from projections.engine.rebuild.build_locks import BuildAbandoned
@@ -29,6 +28,7 @@ from projections.engine.rebuild.rebuild import rebuild
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import agent_views, all_views, code_set
 from spark_jobs.engine import Spark, SparkGaveUp, attempts_of
+from spark_jobs.services import Services
 from spark_jobs.task import CodeMissing, ExecutorNotConfigured, Failure, Task, pack
 from tests.engine.bookkeeper import Bookkeeper, fold_all
 from tests.engine.projections.bankviews import live_rows, live_table, rows
