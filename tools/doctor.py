@@ -200,13 +200,13 @@ def _topics(settings: Settings) -> str:
 def _database(settings: Settings) -> str:
     import psycopg
 
-    from infra.database.connect import connect
+    from infra.database.connect import session
     from projections.engine.rebuild.switch import hand_made, pointers
 
     if settings.database_url is None:
         return _not_yet("DATABASE_URL")
     by_hand = list[str]()
-    with connect(settings, "doctor") as connection:
+    with session(settings, "doctor") as connection:
         [(version, user, is_superuser)] = connection.execute(
             "select current_setting('server_version_num')::int / 10000, current_user, rolsuper "
             "from pg_roles where rolname = current_user"
@@ -223,7 +223,7 @@ def _archive(settings: Settings) -> str:
     """That there is none is no fault, as long as Kafka holds the whole log."""
     from infra.archive.manifest import ends_of
     from infra.archive.store import opened
-    from infra.database.connect import connect, named_errors
+    from infra.database.connect import session
     from infra.log.topics import TopicMissing, describe
 
     if settings.kafka_bootstrap is None or settings.database_url is None:
@@ -232,7 +232,7 @@ def _archive(settings: Settings) -> str:
         topic = describe(settings, settings.events_topic)
     except TopicMissing:
         return f"nothing to archive yet ({settings.archive})"
-    with named_errors(settings), connect(settings, "doctor") as connection:
+    with session(settings, "doctor") as connection:
         row = connection.execute("select to_regclass('archive_files')").fetchone()
         ends = ends_of(connection, topic.name) if row and row[0] else {}
         if ends:
@@ -249,7 +249,7 @@ def _archive(settings: Settings) -> str:
 def _still(settings: Settings) -> str:
     """Compares two looks at who has something to do, and names the views that have stopped."""
     from commands.release import decided
-    from infra.database.connect import DatabaseBehind, DatabaseRefused, connect, named_errors
+    from infra.database.connect import DatabaseBehind, DatabaseRefused, session
     from infra.log.clients import KafkaRefused
     from infra.log.topics import Admin, TopicMissing, describe
     from policies.engine.activations import held_policies
@@ -257,7 +257,7 @@ def _still(settings: Settings) -> str:
 
     def look() -> set[tuple[str, int, int]]:
         commands, events = (describe(settings, topic).end for topic in (settings.commands_topic, settings.events_topic))
-        with named_errors(settings), connect(settings, "doctor") as connection:
+        with session(settings, "doctor") as connection:
             query = f"select agent, partition, next_offset, command_offset from positions where topic = %s and agent in {AGENTS}"  # noqa: S608
             agents = connection.execute(query, [settings.events_topic]).fetchall()
         told = decided(Admin(settings), settings)  # of commands that were repeated, the read model knows nothing
@@ -272,7 +272,7 @@ def _still(settings: Settings) -> str:
             before &= look()
         still = f"did not move within {STILL_S:.0f} s, although there is more"
         found = [f"{who}: partition {at} at offset {offset} {still}" for who, at, offset in sorted(before)]
-        with named_errors(settings), connect(settings, "doctor") as connection:
+        with session(settings, "doctor") as connection:
             views, held = stopped_views(connection), held_policies(connection)
         found += [f"{one.view}: stopped at event {one.stream_version} of {one.stream}: {one.error}" for one in views]
         found += [

@@ -314,6 +314,13 @@ def who(connection: Connection, pids: Sequence[int]) -> str:
 
 
 @contextmanager
+def session(settings: Settings, name: str) -> Iterator[Connection]:
+    """A connection while the block lasts, in which psycopg's errors become named ones: what a command needs."""
+    with named_errors(settings), connect(settings, name) as connection:
+        yield connection
+
+
+@contextmanager
 def named_errors(settings: Settings) -> Iterator[None]:
     """Turn psycopg's errors into named ones: DatabaseUnavailable, DatabaseBehind, DatabaseRefused, ValueRefused."""
     try:
