@@ -39,17 +39,7 @@ from infra.processes.process_end import Parts, exit_code_of
 from infra.processes.time_limit import limit_calls, serve_main_thread
 from infra.settings import Settings
 from projections.engine.live.log_reader import LogReader
-from projections.engine.live.reader import (
-    MAX_AGE_S,
-    Action,
-    Apply,
-    Reader,
-    ReadPositions,
-    Seek,
-    Stop,
-    Wait,
-    WaitForNewerCode,
-)
+from projections.engine.live.reader import Action, Apply, Reader, ReadPositions, Seek, Stop, Wait, WaitForNewerCode
 from projections.engine.live.worker import Worker
 from projections.engine.store.commit import BatchResult, CommitStatus
 from projections.engine.store.event_types import own_event_types
@@ -356,7 +346,7 @@ class Agent:
 def views_agent(settings: Settings, agent: str, name: str) -> Agent:
     """The agent that keeps the views which name it. Raises BadView where none does."""
     views = agent_views(agent)
-    reader = Reader(code_set(views), batch=settings.batch, max_age=MAX_AGE_S, lanes=LANES)
+    reader = Reader(code_set(views), batch=settings.batch, lanes=LANES)
     return Agent(settings, Worker(settings, agent, views, name, lanes=LANES), reader, name)
 
 

@@ -127,7 +127,7 @@ class Reader:
         code: Mapping[str, int],
         *,
         batch: int,
-        max_age: float,
+        max_age: float = MAX_AGE_S,
         lanes: int = 1,
         difference: Callable[[Mapping[str, int], Mapping[str, int]], str | None] = set_difference,
         look_again: float = LOOK_AGAIN_S,
