@@ -76,10 +76,9 @@ def roles(
     from infra.database.connect import session
     from infra.settings import Settings
 
-    settings = Settings()
-    with session(settings, "samefold db roles") as connection:
+    with session(Settings(), "samefold db roles") as connection:
         if apply:
-            count = found.apply(settings, connection, prefix)
+            count = found.apply(connection, prefix)
             typer.echo(f"Applied {count} statements. `samefold db password ROLE` sets a role's password.")
         else:
             statements = [statement.as_string(connection) for statement in found.script(connection, prefix)]
@@ -100,7 +99,6 @@ def password(role: Annotated[str, typer.Argument(help="A role's whole name, e.g.
         secret = sys.stdin.read().removesuffix("\n").removesuffix("\r")
     if not (secret and secret.isprintable()):
         raise typer.BadParameter("it is empty, or holds a character that no password may", param_hint="the password")
-    settings = Settings()
-    with session(settings, "samefold db password") as connection:
-        found.set_password(settings, connection, role, secret)
+    with session(Settings(), "samefold db password") as connection:
+        found.set_password(connection, role, secret)
     typer.echo(f"Set the password of {role}.")
