@@ -12,10 +12,9 @@ from typing import Final, NamedTuple
 
 from psycopg import sql
 
-from infra.database.connect import Connection, named_errors
+from infra.database.connect import Connection
 from infra.database.own_tables import OWN_TABLES, VIEW_TABLE
 from infra.errors import SamefoldError
-from infra.settings import Settings
 
 PREFIX = re.compile(r"(?!pg(_|$))[a-z][a-z0-9_-]{0,49}")
 
@@ -145,9 +144,9 @@ def _script(connection: Connection, prefix: str) -> Iterator[sql.Composed]:
     yield from _rights(prefix, RIGHTS, relations)
 
 
-def apply(settings: Settings, connection: Connection, prefix: str) -> int:
-    """Run the script in one transaction; the number of statements. Raises BadPrefix, DatabaseRefused."""
-    with named_errors(settings), connection.transaction():
+def apply(connection: Connection, prefix: str) -> int:
+    """Run the script in one transaction; the number of statements. Raises BadPrefix, psycopg.Error."""
+    with connection.transaction():
         for statement in (statements := script(connection, prefix)):
             connection.execute(statement)
     return len(statements)
@@ -173,13 +172,12 @@ def settle(connection: Connection, relation: str | None = None) -> None:
         connection.execute(statement)
 
 
-def set_password(settings: Settings, connection: Connection, role: str, password: str) -> None:
-    """Set a role's password. Only what SCRAM checks it with leaves this process. Raises DatabaseRefused."""
-    with named_errors(settings):
-        verifier = connection.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256")
-        connection.execute(
-            sql.SQL("alter role {} password {}").format(sql.Identifier(role), sql.Literal(verifier.decode()))
-        )
+def set_password(connection: Connection, role: str, password: str) -> None:
+    """Set a role's password. Only what SCRAM checks it with leaves this process. Raises psycopg.Error."""
+    verifier = connection.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256")
+    connection.execute(
+        sql.SQL("alter role {} password {}").format(sql.Identifier(role), sql.Literal(verifier.decode()))
+    )
 
 
 def _rights(prefix: str, roles: Iterable[str], relations: Iterable[_Relation]) -> Iterator[sql.Composed]:

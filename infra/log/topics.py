@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -90,28 +89,31 @@ class Admin:
         """
         began = time.monotonic()
         within_s = TRY_S
-        with _naming(self._settings, right):
-            while True:
-                left = began + self._timeout_s - time.monotonic()
-                try:
-                    return question(self._client, max(min(within_s, left), 0.1))
-                except (KafkaException, TimeoutError) as error:
-                    code = KafkaError._TIMED_OUT if isinstance(error, TimeoutError) else error.args[0].code()
-                    self._require_welcome()
-                    if code not in _SETTLING:
-                        raise
-                    is_unknown = code == KafkaError.UNKNOWN_TOPIC_OR_PART
-                    if not is_unknown:
-                        self._client = self._new()
-                    if time.monotonic() - began > (SETTLE_S if is_unknown else self._timeout_s):
-                        if is_unknown:
-                            raise TopicMissing(
-                                f"There is no {right.rpartition(' of ')[2] or 'such topic'}.",
-                                "Run `samefold topics --create`, or correct the topic's name.",
-                            ) from error
-                        raise
-                within_s *= 2
-                time.sleep(0.05)
+        while True:
+            left = began + self._timeout_s - time.monotonic()
+            try:
+                return question(self._client, max(min(within_s, left), 0.1))
+            except (KafkaException, TimeoutError) as raised:
+                error = KafkaError(KafkaError._TIMED_OUT) if isinstance(raised, TimeoutError) else raised.args[0]
+                self._require_welcome()
+                is_unknown = error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+                patience_s = SETTLE_S if is_unknown else self._timeout_s
+                if error.code() not in _SETTLING or time.monotonic() - began > patience_s:
+                    raise self._named(error, right) from raised
+                if not is_unknown:
+                    self._client = self._new()
+            within_s *= 2
+            time.sleep(0.05)
+
+    def _named(self, error: KafkaError, right: str) -> SamefoldError | KafkaException:
+        if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return TopicMissing(
+                f"There is no {right.rpartition(' of ')[2] or 'such topic'}.",
+                "Run `samefold topics --create`, or correct the topic's name.",
+            )
+        if clients.is_denied(error):
+            return clients.denied(self._settings, error, right or "see Kafka's authorizer log")
+        return clients.away(self._settings, error) if clients.may_pass(error) else KafkaException(error)
 
     def _new(self) -> AdminClient:
         self._broken.clear()
@@ -372,9 +374,9 @@ def _log(settings: Settings) -> dict[str, str]:
         "retention.ms": "-1",
         "retention.bytes": "-1",
         "message.timestamp.type": "LogAppendTime",
-        "min.insync.replicas": str(settings.min_insync_replicas),
+        "min.insync.replicas": str((settings.replication_factor + 1) // 2),
         "unclean.leader.election.enable": "false",
-        "max.message.bytes": str(settings.max_commit_bytes + 100_000),
+        "max.message.bytes": str(clients.MAX_COMMIT_BYTES + 100_000),
     }
 
 
@@ -397,18 +399,3 @@ def _fits(key: str, found: str, wanted: str) -> bool:
     if key in ("segment.ms", "max.compaction.lag.ms"):
         return int(found) <= int(wanted)
     return found == wanted
-
-
-@contextmanager
-def _naming(settings: Settings, right: str) -> Iterator[None]:
-    """Raises KafkaUnavailable for Kafka's errors that may pass, KafkaRefused where this right is missing."""
-    try:
-        yield
-    except KafkaException as error:
-        if clients.is_denied(error.args[0]):
-            raise clients.denied(settings, error.args[0], right or "see Kafka's authorizer log") from error
-        if clients.may_pass(error.args[0]):
-            raise clients.away(settings, error) from error
-        raise
-    except TimeoutError as error:
-        raise clients.away(settings, KafkaError(KafkaError._TIMED_OUT)) from error

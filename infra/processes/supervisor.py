@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import logging
 import os
@@ -17,6 +16,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from infra.processes.locks import locked
 from infra.settings import PREFIX
 
 log = logging.getLogger(__name__)
@@ -138,17 +138,14 @@ def place(groups: str) -> Iterator[str]:
     """A name for this machine's processes: `<host>-1` for the first supervisor of these consumer groups, `<host>-2` for the next.
 
     The names are static members of consumer groups. A process that restarts under its name gets its partitions back at once; two
-    processes with one name would take them from each other for ever. The kernel frees the place when its holder ends.
+    processes with one name would take them from each other for ever.
     """
     for number in itertools.count(1):
         lock = Path(tempfile.gettempdir()) / f"samefold-{os.getuid()}-{groups}-{number}.lock"
-        with lock.open("w") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            yield f"{socket.gethostname()}-{number}"
-            return
+        with locked(lock) as is_mine:
+            if is_mine:
+                yield f"{socket.gethostname()}-{number}"
+                return
 
 
 def handlers(count: int, place: str) -> list[Child]:

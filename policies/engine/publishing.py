@@ -156,7 +156,7 @@ class Lane:
         self.reading = reading
         committed_at = time.monotonic()
         while not self._must_end():
-            records = reader.take(self._work.settings.agent_batch, POLL_S).get(self.partition, [])
+            records = reader.take(self._work.settings.batch, POLL_S).get(self.partition, [])
             for outgoing, after, error in self._parts(reading, records):
                 producer.poll(0)
                 if self._must_end():

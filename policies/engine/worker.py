@@ -114,8 +114,7 @@ def policy_agent(settings: Settings, policy: Policy, name: str) -> Agent:
     """The agent that folds a policy."""
     reader = Reader(
         {policy.agent: policy.version},
-        batch=settings.agent_batch,
-        max_age=settings.agent_max_age_ms / 1000,
+        batch=settings.batch,
         difference=difference,
         look_again=LOOK_AGAIN_S,
         waits=EngineStop,  # its partitions stay this process's, and what it wished before is sent

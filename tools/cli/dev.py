@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import tempfile
@@ -94,6 +93,7 @@ def _only_one(settings: Settings) -> Iterator[None]:
 
     The port has a lock too: another service that has just started does not listen yet. Raises AlreadyRunning, FolderUnusable.
     """
+    from infra.processes.locks import locked
     from tools.dev.stack import make_folder
 
     make_folder(settings.data_dir)
@@ -102,21 +102,13 @@ def _only_one(settings: Settings) -> Iterator[None]:
         f"Port {settings.api_port} of {settings.api_host} is in use.",
         "Stop what listens there, or set SAMEFOLD_API_PORT.",
     )
-    with (
-        (settings.data_dir / "run.lock").open("w") as lock,
-        (Path(tempfile.gettempdir()) / port).open("w") as port_lock,
-    ):
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with locked(settings.data_dir / "run.lock") as is_only, locked(Path(tempfile.gettempdir()) / port) as has_port:
+        if not is_only:
             raise AlreadyRunning(
                 f"The service in {settings.data_dir} is already running.", "Stop it first: Ctrl-C in its terminal."
-            ) from None
-        if settings.api_port:  # 0: each takes a free one
-            try:
-                fcntl.flock(port_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise port_in_use from None
+            )
+        if settings.api_port and not has_port:  # 0: each takes a free one
+            raise port_in_use
         with suppress(OSError), socket.create_connection((settings.api_host, settings.api_port), 1):
             raise port_in_use
         yield

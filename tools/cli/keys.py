@@ -1,4 +1,4 @@
-"""`samefold keys`: the master key, which the keys of personal values are wrapped with."""
+"""`samefold forget SUBJECT`, and `samefold keys`: the master key, which the keys of personal values are wrapped with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tools.cli import Json
+from tools.cli import Json, Yes
 
 
 def register(app: typer.Typer) -> None:
@@ -14,6 +14,7 @@ def register(app: typer.Typer) -> None:
     for command in (new, rotate):
         keys.command()(command)
     app.add_typer(keys, name="keys")
+    app.command()(forget)
 
 
 def new(
@@ -34,16 +35,48 @@ def rotate(as_json: Json = False) -> None:
     """Wrap every key again with the file's first master key; then the others are not needed. Safe to run again, while all runs."""
     from domain.engine.personal.keys import Keys
     from domain.engine.personal.masters import masters
-    from infra.database.connect import connect, named_errors
+    from infra.database.connect import session
     from infra.settings import Settings
     from tools import terminal
 
     settings = Settings()
     keys = Keys(settings)
-    with named_errors(settings), connect(settings, "samefold keys") as connection:
+    with session(settings, "samefold keys") as connection:
         keys.start(connection)
         with terminal.progress("keys", keys.open_count(connection), quiet=as_json) as done:
             count = keys.rotate(connection, done)
         result = {"master": masters(settings).first, "wrapped": count, "left": keys.open_count(connection)}
     left = f" {result['left']} came meanwhile from processes with another file: run it again." if result["left"] else ""
     terminal.show(result, lambda _: [f"{count} keys are wrapped with '{result['master']}' now.{left}"], as_json=as_json)
+
+
+def forget(
+    subject: Annotated[
+        str, typer.Argument(help="Whom: a stream's name, or what a SubjectId names.", show_default=False)
+    ],
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Destroy the keys of a subject: whoever shows their personal values shows the fallback from now on. Final.
+
+    Safe to run again. A subject without keys is forgotten too: nothing personal can be written about them any more.
+    """
+    from domain.engine.personal.keys import Keys, require_subject
+    from infra.database.connect import session
+    from infra.settings import Settings
+    from tools import terminal
+
+    settings = Settings()
+    require_subject(subject)
+    keys = Keys(settings)
+    if not yes:
+        typer.confirm(f"Forget '{subject}' for good? No backup of Samefold's brings it back.", abort=True, err=True)
+    with session(settings, "samefold forget") as connection:
+        found = keys.forget(connection, subject)
+    destroyed = f"{found.keys} {'key was' if found.keys == 1 else 'keys were'} destroyed."
+    nothing = "It was forgotten before." if found.before else "Nothing was found under this name: check it."
+    terminal.show(
+        found._asdict(),
+        lambda _: [f"'{subject}' is forgotten. {destroyed if found.keys else nothing}"],
+        as_json=as_json,
+    )

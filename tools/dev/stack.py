@@ -9,7 +9,6 @@ The folder holds `kafka/`, `postgres/`, and while the stack is up `dev.env`, whe
 """
 
 import errno
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -21,6 +20,7 @@ from typing import Any, TypedDict
 
 from domain.engine.personal.masters import new_line
 from infra.errors import SamefoldError
+from infra.processes.locks import locked
 from infra.settings import DEV_ENV, PREFIX, Settings
 from tools.dev.issuer import AUDIENCE, ISSUER, DevIssuer
 from tools.dev.kafka import Kafka
@@ -62,7 +62,7 @@ class Stack:
     def up(self) -> None:
         """Start what does not run; 0.1 s when both do.
 
-        Raises FolderUnusable, StartFailed, JavaMissing, JarsMissing, PostgresMissing.
+        Raises FolderUnusable, StartFailed, JavaMissing, JarsMissing.
         """
         with self._alone(), ThreadPoolExecutor(2) as pool:
             # Both at once: each of them waits mostly for itself.
@@ -121,14 +121,10 @@ class Stack:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """One process at a time changes the stack. The kernel frees the lock however its holder ends."""
+        """One process at a time changes the stack."""
         make_folder(self.folder)
-        handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        with locked(self.folder / "lock", wait=True):
             yield
-        finally:
-            os.close(handle)
 
 
 def make_folder(folder: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from symtable import symtable
 
 from infra.errors import SamefoldError
-from tools.scaffold.names import BadName, check_context, class_name, kebab, module, names_of, words
+from tools.scaffold.names import BadName, Names, check_context, class_name, kebab, module, names_of, words
 
 SKELETON = Path(__file__).parent / "skeleton"
 TYPES = {
@@ -179,19 +179,11 @@ class Parts:
         event = Source(self.root / "domain" / f"{context}.py").members("Event")[0]
         row = "".join(word.capitalize() for word in name.split("_")) + "Row"
 
-        def text_of(skeleton: str) -> str:
-            text = names.apply(_skeleton(skeleton))
-            sentence = name.replace("_", " ").capitalize()
-            return (
-                text.replace('"""VIEW:', f'"""{sentence}:')
-                .replace("VIEW", name)
-                .replace("ROW", row)
-                .replace("EVENT", event)
-            )
-
-        file = f"projections/{name}.py"
+        known = {"VIEW": name, "ROW": row, "EVENT": event}
+        file, test = f"projections/{name}.py", f"tests/test_{name}.py"
+        texts = {file: _filled(f"view_{kind}", names, known), test: _filled(f"test_view_{kind}", names, known)}
         return Written(
-            self._write({file: text_of(f"view_{kind}"), f"tests/test_{name}.py": text_of(f"test_view_{kind}")}),
+            self._write(texts),
             [f"Edit {file}: its columns, its events, and how they change a row.", *_new_table(name)],
         )
 
@@ -203,21 +195,11 @@ class Parts:
         context = self._context(context)
         names = names_of(context)
         event, command, fields = Source(self.root / "domain" / f"{context}.py").pair()
-        text = {
-            "POLICY": name,
-            "EVENT": event,
-            "COMMAND": command,
-            "FIELDS": ", ".join(f"{field}=event.{field}" for field in fields),
-        }
-
-        def text_of(skeleton: str) -> str:
-            sentence = name.replace("_", " ").capitalize()
-            found = names.apply(_skeleton(skeleton)).replace('"""POLICY:', f'"""{sentence}:')
-            return re.sub("|".join(text), lambda word: text[word[0]], found)
-
-        file = f"policies/{name}.py"
+        values = ", ".join(f"{field}=event.{field}" for field in fields)
+        known = {"POLICY": name, "EVENT": event, "COMMAND": command, "FIELDS": values}
+        file, test = f"policies/{name}.py", f"tests/test_policy_{name}.py"
         return Written(
-            self._write({file: text_of("policy"), f"tests/test_policy_{name}.py": text_of("test_policy")}),
+            self._write({file: _filled("policy", names, known), test: _filled("test_policy", names, known)}),
             [
                 f"Edit {file}: its events, and the commands and webhooks that follow from them (docs/policies.md).",
                 RESTART,
@@ -410,6 +392,13 @@ def tidy(file: Path) -> None:
 
 def _skeleton(name: str) -> str:
     return (SKELETON / f"{name}.txt").read_text()
+
+
+def _filled(skeleton: str, names: Names, words: Mapping[str, str]) -> str:
+    """A skeleton with these words. Its docstring begins with the first of them, as a sentence."""
+    first, name = next(iter(words.items()))
+    text = names.apply(_skeleton(skeleton)).replace(f'"""{first}:', f'"""{name.replace("_", " ").capitalize()}:')
+    return re.sub("|".join(words), lambda word: words[word[0]], text)
 
 
 def _new_table(what: str, of: str = "Its table") -> list[str]:

@@ -228,7 +228,7 @@ class Agent:
             self._do(self.reader.tick(self._now()))
             return
         wait = 0.1 if self.reader.due is None else max(self.reader.due - self._now(), 0.0)
-        taken = await self._fetcher.take(wanted, self.settings.agent_batch, wait)
+        taken = await self._fetcher.take(wanted, self.settings.batch, wait)
         for partition, (records, end) in taken.items():
             self._do(self.reader.records(partition, records, end, self._now()))
         if taken:
@@ -346,8 +346,7 @@ class Agent:
 def views_agent(settings: Settings, agent: str, name: str) -> Agent:
     """The agent that keeps the views which name it. Raises BadView where none does."""
     views = agent_views(agent)
-    max_age = settings.agent_max_age_ms / 1000
-    reader = Reader(code_set(views), batch=settings.agent_batch, max_age=max_age, lanes=LANES)
+    reader = Reader(code_set(views), batch=settings.batch, lanes=LANES)
     return Agent(settings, Worker(settings, agent, views, name, lanes=LANES), reader, name)
 
 

@@ -48,7 +48,7 @@ class RoleWorld:
 
     def apply(self) -> int:
         with self.connected() as db:
-            return roles.apply(self.admin, db, self.prefix)
+            return roles.apply(db, self.prefix)
 
 
 @contextmanager
