@@ -17,7 +17,6 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from api import openapi, requests
-from api.append import MaybeAppended, NotAppended, outcome_after
 from api.door import caller_of
 from api.openapi import JSON, Body, Json, header, in_header
 from api.outcome_waits import TOO_MANY_WAIT
@@ -41,6 +40,7 @@ from api.problems import (
 from api.requests import BAD_SEGMENT, TOO_LARGE, quoted
 from api.services import Services, services_of
 from api.stores import CommandNotLive, OtherViewsLive
+from commands.append import MaybeAppended, NotAppended, outcome_after
 from commands.intake import bad_client_name, fingerprint_of, holds_nul, require_members_once, validator
 from commands.sealing import Unsealed, holds_token
 from domain.engine.contexts import BadContext, Context, refusals_of

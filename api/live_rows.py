@@ -19,8 +19,8 @@ from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from api.notifications import Moved, Notifications
 from api.view_reader import DatabaseBusy, Values, ViewNotLive, ViewReader, ViewStopped, row_members, row_tag, stream_of
+from api.waits import Moved, Notifications
 from domain.engine.personal.keys import KeysNotRead
 from infra.access import Rows
 from infra.database.connect import DatabaseUnavailable

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from api.notifications import Moved, Notifications, lasting
 from api.problems import kind
+from api.waits import Moved, Notifications, lasting
 from commands.outcomes import outcomes_query
 from infra.database.deadline import Connection, ended_after
 from infra.log.partitioner import partition_of

@@ -13,14 +13,14 @@ from weakref import WeakValueDictionary
 
 from fastapi import Request
 
-from api.append import Appender
 from api.issuer import Issuer
 from api.live_rows import RowFeed
-from api.notifications import Notifications
 from api.outcome_waits import TOO_MANY_WAIT, OutcomeWaits
 from api.problems import Kind, kind, problem_of
 from api.stores import StoreChecks
 from api.view_reader import DatabaseBusy, PositionWaits, ViewReader
+from api.waits import Notifications
+from commands.append import Appender
 from domain.engine.contexts import has_personal_fields
 from domain.engine.personal.keys import Keys
 from infra.access import Access

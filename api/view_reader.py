@@ -14,9 +14,9 @@ import msgspec
 from fastapi import Request
 from psycopg import AsyncConnection, errors
 
-from api.notifications import Moved, Notifications
 from api.problems import CALLERS_FAULT, STOPPING, kind
 from api.requests import watched
+from api.waits import Moved, Notifications
 from domain.engine.personal.keys import Keys
 from domain.engine.personal.tokens import key_ids, opened
 from infra.access import Rows

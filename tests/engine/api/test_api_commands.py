@@ -19,10 +19,10 @@ from confluent_kafka import KafkaError, KafkaException
 
 from api import commands as api_commands
 from api import outcome_waits
-from api.append import NotAppended, outcome_after
 from api.commands import router_of
-from api.notifications import Notifications
 from api.outcomes import REJECTED
+from api.waits import Notifications
+from commands.append import NotAppended, outcome_after
 from commands.outcomes import outcomes_query
 from domain.engine.contexts import RECORDED, BadContext, contexts
 from infra.access import Access
