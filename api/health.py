@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 
 from api.issuer import Issuer
 from api.openapi import JSON, Described, describe, responses
-from api.problems import RETRY_AFTER_S, kind, why
+from api.problems import RETRY_AFTER_S, kind, kind_of
 from api.stores import HealthSnapshot, StoreChecks
 from domain.engine.personal.keys import Keys
 from infra.errors import SamefoldError
@@ -185,7 +185,9 @@ async def _ready(request: Request) -> Response:
 def _checked(error: SamefoldError | None) -> Checked:
     if error is None:
         return {"ok": True}
-    what, hint = why(error)
+    what, hint = kind_of(type(error)).title, "See the log of this process."
+    if error.is_public:
+        what, hint = error.message, error.hint
     return {"ok": False, "code": error.code, "why": what, "hint": hint}
 
 

@@ -18,7 +18,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.problems import ClientGone, invalid, kind
+from api.problems import ClientGone, Problem, invalid, kind
 from api.request_metrics import MAX_ID_BYTES
 from infra.observability import correlation
 
@@ -26,7 +26,6 @@ BAD_SEGMENT = kind(422, "bad-segment", "A part of the path is not UTF-8.")
 BAD_HEADER = kind(400, "bad-header", "A header can't be understood.")
 TOO_LARGE = kind(413, "too-large", "That is too much.")
 TOO_SLOW = kind(408, "too-slow", "The request did not arrive in time.")
-CUT_OFF = kind(400, "cut-off", "The request ended too early.")
 
 WATCHERS = "samefold.watchers"
 _PLAIN = "!$&'()*+,;=:@"
@@ -194,27 +193,25 @@ def preferences(request: Request, longest_s: float) -> Preferences:
 
 
 async def body_of(request: Request, most: int, within_s: float) -> bytes:
-    """The body, of at most that many bytes. Raises Problem 400, 408, 413, having read no more than it must."""
+    """The body, of at most that many bytes. Raises Problem 408, 413, ClientGone, having read no more than it must."""
     declared = request.headers.get("Content-Length", "")
     if declared.isdecimal() and int(declared[:20]) > most:
         raise _too_large(most)
-    parts: list[bytes] = []
-    size = 0
+    body = bytearray()
     try:
         async with asyncio.timeout(within_s):
             async for part in request.stream():
-                size += len(part)
-                if size > most:
+                body += part
+                if len(body) > most:
                     raise _too_large(most)
-                parts.append(part)
     except TimeoutError:
         raise TOO_SLOW(f"The body took longer than {within_s:g} s.", headers={"Connection": "close"}) from None
     except ClientDisconnect:
-        raise CUT_OFF() from None
-    return b"".join(parts).removeprefix(BOM_UTF8)
+        raise ClientGone from None
+    return bytes(body.removeprefix(BOM_UTF8))
 
 
-def _too_large(most: int) -> Exception:
+def _too_large(most: int) -> Problem:
     return TOO_LARGE(f"The body may have {most} bytes.", limit=most)
 
 

@@ -17,9 +17,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from psycopg_pool import AsyncConnectionPool
 
+from api.problems import problem_of
 from commands import release
 from commands.outcomes import ReadModelNotSetUp
 from domain.engine.contexts import has_personal_fields
@@ -113,6 +114,8 @@ class StoreChecks:
         """The live views, by name."""
         self.types: frozenset[CommandType] = frozenset()
         """The commands that some handler knows."""
+        self.kafka = clients.Connection(name)
+        """Of the producer of commands, which knows at once that no broker is reachable, and tries again after a good check."""
         self.kafka_answered = False
         """At the last check."""
         self.failures: dict[str, SamefoldError] = {
@@ -137,19 +140,19 @@ class StoreChecks:
         self._listeners.append(listener)
 
     def topics(self) -> tuple[Topic, Topic]:
-        """(commands, events). Raises the named error that makes them unusable; an unavailable PostgreSQL does not."""
-        for subject in ("topics", "contract"):
-            if error := self.failures.get(subject):
-                raise error.with_traceback(None)  # else it would keep the frames of all requests that it is raised in
-        if self._topics is None:
-            raise (self.failures.get("kafka") or self.failures["start"]).with_traceback(None)
-        return self._topics
+        """(commands, events) as they are now. Raises Problem 503 where they can't be used; an unavailable PostgreSQL does not."""
+        error = self.failures.get("topics") or self.failures.get("contract")
+        if error is None and self._topics is not None:
+            return self._topics
+        raise problem_of(error or self.failures.get("kafka") or self.failures["start"])
 
     def require(self, *views: str) -> None:
-        """Raises the named error of a subject that is wrong, NotLooked last; of views, only these count."""
+        """Raises the named error of what is wrong, NotLooked last. Of views only these count."""
+        if self.kafka.away.is_set():
+            raise clients.away(self._settings, KafkaError(KafkaError._ALL_BROKERS_DOWN))
         wrong = (error for subject, error in self.failures.items() if subject != "views")
         for error in sorted(wrong, key=lambda error: isinstance(error, NotLooked)):
-            raise error.with_traceback(None)
+            raise error.with_traceback(None)  # else it would keep the frames of all requests that it is raised in
         self.require_live(*views)
 
     def require_live(self, *views: str) -> None:
@@ -161,19 +164,16 @@ class StoreChecks:
             what, _, hint = difference.partition(". ")
             raise OtherViewsLive(f"{what[:1].upper()}{what[1:]}.", hint)
 
-    async def find_command(self, kind: CommandType) -> None:
-        """Look up a command that was not live at the last check: its first handler may just have started.
+    async def require_command(self, kind: CommandType) -> None:
+        """Raises CommandNotLive where no handler knows the command: appended, it would be rejected as malformed, for good.
 
-        Raises DatabaseUnavailable.
+        Raises DatabaseUnavailable too: it is looked up again, as its first handler may just have started.
         """
         if kind not in self.types:
             with named_errors(self._settings):
                 async with self._pool.connection() as connection:
                     cursor = await connection.execute("select context, type from command_types")
                     self.types = frozenset(CommandType(*row) for row in await cursor.fetchall())
-
-    def require_command(self, kind: CommandType) -> None:
-        """Raises CommandNotLive where no handler knows the command: appended, it would be rejected as malformed, for good."""
         if kind not in self.types:
             raise CommandNotLive(
                 f"No handler that knows '{kind}' has started yet.",
@@ -201,6 +201,7 @@ class StoreChecks:
         self.kafka_answered = ends is not None
         if ends is not None:
             self._kafka_at = time.monotonic()
+            self.kafka.seen()
         if rows is None:
             return
         promised = {name: Contract(name, *contract) for name, *contract in rows[2] or ()}

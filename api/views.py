@@ -22,14 +22,16 @@ from api.door import caller_of, valid_for_s
 from api.live_rows import EventStream
 from api.openapi import JSON, Json, Parked, Position, Route, parameter, responses
 from api.permissions import DENIED, readable, rows_for
-from api.problems import CALLERS_FAULT, INVALID, STOPPING, invalid, kind, kind_of, problem_of
+from api.problems import INVALID, STOPPING, invalid, kind, kind_of, problem_of
 from api.requests import BAD_SEGMENT, path_of, preferences, refuse_unknown, single
 from api.services import TOO_MANY_SEARCHES, TOO_MANY_SUBSCRIBERS, Services, services_of
 from api.view_questions import (
+    BAD_TOKEN,
     FEW_ROWS,
     IF_STOPPED,
     LAST_ROWS,
     MOST_ROWS,
+    OTHER_LOG,
     PAGING,
     is_nullable,
     key_of,
@@ -51,7 +53,6 @@ from infra.access import BadAccess, Rows
 from infra.database.connect import DatabaseUnavailable
 from projections.engine.views.columns import schema_of
 from projections.engine.views.queries import Found
-from projections.engine.views.token import BadToken, OtherLog
 from projections.engine.views.view import Kind, View
 
 LONGEST_TAG = 100
@@ -220,7 +221,7 @@ def _live(view: View) -> Route:
         refuse_unknown(request)
         seen = single(request, "Last-Event-ID")
         if seen is not None and len(seen) > LONGEST_TAG:
-            raise INVALID(errors=[{"at": "header.Last-Event-ID", "problem": "It is the id of an event that was sent."}])
+            raise invalid([("header.Last-Event-ID", "It is the id of an event that was sent.")])
         services = services_of(request)
         require_promises(services)
         await services.views.require_live(view)
@@ -259,7 +260,7 @@ async def found_by(view: View, request: Request, read: Callable[[], Awaitable[Fo
     seen = seen_by(request)
     if not seen.positions:
         return await read()
-    topic, settings = services.events, services.settings
+    (_, topic), settings = services.stores.topics(), services.settings
     seen.require_log(topic.id, topic.partitions)
     wait_s = preferences(request, settings.api_max_wait_s).wait_or(settings.api_wait_s)
     return await services.views.no_older(seen, view.agent, wait_s, request, read)
@@ -385,6 +386,6 @@ _READ: openapi.Responses = {
 }
 _UNREADABLE = (kind_of(DatabaseUnavailable), kind_of(ViewNotLive), kind_of(ViewStopped), STOPPING, *DENIED)
 _UNREAD = (
-    *(CALLERS_FAULT[BadToken], CALLERS_FAULT[OtherLog], INVALID, BAD_SEGMENT, TOO_MANY_READERS),
+    *(BAD_TOKEN, OTHER_LOG, INVALID, BAD_SEGMENT, TOO_MANY_READERS),
     *(kind_of(PositionNotReached), *_UNREADABLE),
 )

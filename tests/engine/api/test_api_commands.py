@@ -18,11 +18,10 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from api import commands as api_commands
-from api import outcome_waits
-from api.commands import router_of
-from api.outcomes import REJECTED
-from api.waits import Notifications
-from commands.append import NotAppended, outcome_after
+from api import waits
+from api.commands import REJECTED, router_of
+from api.waits import Notifications, outcome_after
+from commands.append import NotAppended
 from commands.outcomes import outcomes_query
 from domain.engine.contexts import RECORDED, BadContext, contexts
 from infra.access import Access
@@ -211,7 +210,7 @@ def test_many_who_wait_cost_a_query_a_beat(api: Api, monkeypatch: pytest.MonkeyP
         asked.append(1)
         return query(table)
 
-    monkeypatch.setattr("api.outcome_waits.outcomes_query", counting)
+    monkeypatch.setattr("api.waits.outcomes_query", counting)
 
     with ThreadPoolExecutor(100) as pool:
         assert {answer.status_code for answer in pool.map(api.open, [fresh() for _ in range(100)])} == {200}
@@ -304,7 +303,7 @@ def test_what_is_known_of_an_append_that_fails_later(
 
 def test_an_append_that_fails_as_the_process_ends_is_not_called_pending() -> None:
     async def both() -> None:
-        appended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        appended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         appended.set_exception(NotAppended("full"))
         given_up: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         given_up.set_result(None)
@@ -331,7 +330,7 @@ def test_every_code_that_a_handler_rejects_with_is_a_kind_of_problem() -> None:
 
 @pytest.mark.usefixtures("api")
 def test_a_repeated_command_is_looked_up_at_once(shared_world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcome_waits, "POLL_S", 60.0)
+    monkeypatch.setattr(waits, "POLL_S", 60.0)
     with served(shared_world) as seldom:
         name = seldom.opened()
         for _ in range(3):

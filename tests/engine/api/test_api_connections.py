@@ -287,7 +287,7 @@ def test_a_database_that_hangs_is_answered_with_503_by_every_read_and_found_agai
 @pytest.mark.parametrize("ahead", [b"", head("GET", "/health/live")], ids=["alone", "with another request sent ahead"])
 @pytest.mark.parametrize("waits_for", ["outcome of a new command", "outcome", "position", "live row"])
 def test_a_client_that_has_gone_takes_no_room(small: Api, waits_for: str, ahead: bytes) -> None:
-    never = Token.of(small.services.events.id, {0: 10**12})
+    never = Token.of(small.services.stores.topics()[1].id, {0: 10**12})
     prefer = ("Prefer", "wait=60")
     requests = {
         "outcome of a new command": post("/accounts/gone/open-account", OPEN, prefer),

@@ -37,7 +37,7 @@ FAIL = "def fail(event):\n    pass\n"
 def code(views: Mapping[str, View]) -> Iterator[None]:
     """APIs and agents that start now run code with these views."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("app", "commands", "outcome_waits", "services"):
+        for module in ("app", "commands", "waits", "services"):
             patch.setattr(f"api.{module}.all_views", lambda: views, raising=False)
         patch.setattr("projections.engine.live.agent.agent_views", lambda name: of_agent(views, name))
         yield

@@ -30,7 +30,7 @@ PARTS = {
     API: [
         ("api.waits:Notifications.listen", "return"),
         ("api.stores:StoreChecks.keep_checking", "raise"),
-        ("api.outcome_waits:OutcomeWaits.answer", "return"),
+        ("api.waits:OutcomeWaits.answer", "return"),
         ("commands.append:Appender._poll", "return"),
         THREADS,
     ],

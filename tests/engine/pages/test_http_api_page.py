@@ -14,9 +14,8 @@ import pytest
 from pydantic import SecretStr
 
 from api import commands, problems
-from api.outcome_waits import TOO_MANY_WAIT
-from api.services import Slots
 from api.stores import HealthSnapshot
+from api.waits import TOO_MANY_WAIT, Slots
 from domain.engine.contexts import contexts
 from infra.access import Access, Row
 from infra.settings import Settings
@@ -70,7 +69,7 @@ def test_every_request_of_the_page_is_answered_as_it_says(world: Settings, monke
 
 
 def test_the_page_sends_what_leads_to_every_answer_that_the_document_promises_for_commands(api: Api) -> None:
-    by_chance = {"cut-off", "stopping", "command-not-live"}
+    by_chance = {"stopping", "command-not-live"}
     document = api.client.get("/openapi.json").json()
     promised = [
         response
