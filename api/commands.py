@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from inspect import Parameter
 from typing import Any
 
 import msgspec
@@ -112,9 +111,7 @@ def router_of(contexts: Mapping[str, Context], bodies: list[Body]) -> APIRouter:
             summary = kebab(name).replace("-", " ").capitalize()
             router.add_api_route(
                 f"/{context.name}/{{stream_id}}/{kebab(name)}",
-                openapi.describe(
-                    _route(context, command), _stream_id(context), *openapi.COMMAND_HEADERS, openapi.PREFER
-                ),
+                _route(context, command),
                 methods=["POST"],
                 name=f"{context.name} {name}",
                 summary=summary,
@@ -124,7 +121,8 @@ def router_of(contexts: Mapping[str, Context], bodies: list[Body]) -> APIRouter:
                 response_model=openapi.Accepted,
                 response_description="It was done, and the views of the agent 'core' show it.",
                 responses=_responses(context),
-                openapi_extra=body.described(),
+                openapi_extra=body.described()
+                | {"parameters": [_stream_id(context), *openapi.COMMAND_HEADERS, openapi.PREFER]},
             )
     return router
 
@@ -320,7 +318,7 @@ def _sentence(text: str) -> str:
 # ── the OpenAPI document ──
 
 
-def _stream_id(context: Context) -> Parameter:
+def _stream_id(context: Context) -> Json:
     about = f"Which of {context.name}: text in NFC, without format characters; with `{context.name}/` at most 200 bytes in UTF-8."
     return openapi.text_in_path("stream_id", about, openapi.A_STREAM)
 

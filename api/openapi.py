@@ -1,17 +1,16 @@
 """The OpenAPI document: FastAPI makes it from what each route declares; the commands' bodies come from the classes in `domain/`.
 
-`describe` declares a route's parameters. FastAPI only documents them: parsing them there would cost more than the rest of the
-request's way through the framework, so `api/requests.py` parses them.
+Routes declare their parameters for the document only: if FastAPI parsed them, that would cost more than the rest of the request's
+way through the framework, so `api/requests.py` parses them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from inspect import Parameter, Signature
 from itertools import groupby
-from typing import Annotated, Any, Literal, NotRequired, TypeVar
+from typing import Annotated, Any, Literal, NotRequired
 
-from fastapi import FastAPI, Header, Path, Query, Request
+from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema, with_config
@@ -30,7 +29,6 @@ JSON = "application/json"
 Json = dict[str, Any]
 Responses = dict[int | str, Json]
 Route = Callable[[Request], Awaitable[Response]]
-R = TypeVar("R", bound=Route)
 
 REF = "#/components/schemas/{model}"
 A_STREAM, A_KEY, A_VERSION = "4711", "8e03978e-40d5-43dd-bc93-6894a57f9324", 3
@@ -144,23 +142,18 @@ def _line(kind: Kind) -> str:
 # ── parameters ──
 
 
-def parameter(where: Callable[..., Any], name: str, about: str, schema: Json) -> Parameter:
-    """One in `where`: `Path`, `Query` or `Header`."""
-    annotation = Annotated[Any, where(alias=name, description=about), WithJsonSchema(schema)]
-    default = Parameter.empty if where is Path else schema.get("default")
-    # with a prefix: a view's column may have the name of a header or a keyword of Python; none begins with an underscore
-    unique = f"{where.__name__}_{name if name.isidentifier() else '_' + name.replace('-', '_')}"
-    return Parameter(unique, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+def parameter(where: Literal["path", "query", "header"], name: str, about: str, schema: Json) -> Json:
+    return {"in": where, "name": name, "required": where == "path", "description": about, "schema": schema}
 
 
-def text_in_path(name: str, about: str, example: str) -> Parameter:
+def text_in_path(name: str, about: str, example: str) -> Json:
     """A segment of any text without control characters."""
     schema = {"type": "string", "minLength": 1, "maxLength": 190, "pattern": r"^[^\x00-\x1f\x7f-\x9f]+$"}
-    return parameter(Path, name, f"{about} A slash in it is written `%2F`.", schema | {"examples": [example]})
+    return parameter("path", name, f"{about} A slash in it is written `%2F`.", schema | {"examples": [example]})
 
 
-def in_header(name: str, about: str, example: str, **schema: Any) -> Parameter:
-    return parameter(Header, name, about, {"type": "string", "examples": [example]} | schema)
+def in_header(name: str, about: str, example: str, **schema: Any) -> Json:
+    return parameter("header", name, about, {"type": "string", "examples": [example]} | schema)
 
 
 PREFER = in_header(
@@ -169,7 +162,7 @@ PREFER = in_header(
     "wait=5",
 )
 AFTER = parameter(
-    Query,
+    "query",
     "after",
     "Positions of earlier answers: this answer will not be older than any of them.",
     {"type": "array", "items": {"type": "string", "pattern": POSITION}},
@@ -206,12 +199,6 @@ COMMAND_HEADERS = (
         pattern=r"^[!-~]+$",
     ),
 )
-
-
-def describe(route: R, *parameters: Parameter) -> R:
-    """The route with these parameters in the document."""
-    vars(route)["__signature__"] = Signature(list(parameters))
-    return route
 
 
 class Described(APIRoute):

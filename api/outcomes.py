@@ -31,17 +31,17 @@ NO_OUTCOME = kind(404, "no-outcome", "No outcome is recorded under this key.", R
 
 def router() -> APIRouter:
     routes = APIRouter(route_class=openapi.Described, tags=["outcomes"])
-    openapi.describe(
-        _outcome,
+    parameters = [
         text_in_path("context", "The bounded context.", next(iter(contexts()), "context")),
         text_in_path("stream_id", "Which stream of it.", openapi.A_STREAM),
         text_in_path("key", "The command's Idempotency-Key, without its quotes.", openapi.A_KEY),
         openapi.PREFER,
-    )
+    ]
     routes.add_api_route(
         "/outcomes/{context}/{stream_id}/{key}",
         _outcome,
         operation_id="outcome",
+        openapi_extra={"parameters": parameters},
         response_model=openapi.Outcome,
         response_description="The outcome.",
         responses=responses(

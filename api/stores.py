@@ -34,7 +34,6 @@ from infra.observability.logs import StatusLog
 from infra.settings import Settings
 from projections.engine.live.lag import VIEWS
 from projections.engine.live.startup import set_difference
-from projections.engine.rebuild.switch import Pointer
 from projections.engine.store.command_types import CommandType
 from projections.engine.store.positions import AGENTS
 from projections.engine.views.core_views import code_set
@@ -82,8 +81,6 @@ class HealthSnapshot:
     """The state of both stores at one moment, `at` of `time.monotonic()`."""
 
     at: float
-    live: Mapping[str, Pointer]
-    """By view."""
     positions: Mapping[str, Mapping[int, int]]
     """{agent: {partition: next offset}}, of agents with live views, and of policies."""
     ends: Mapping[int, int]
@@ -110,8 +107,8 @@ class StoreChecks:
         self, settings: Settings, pool: AsyncConnectionPool[Any], name: str, views: Mapping[str, View]
     ) -> None:
         self.seen: HealthSnapshot | None = None
-        self.live: Mapping[str, Pointer] = {}
-        """The live views, by name."""
+        self.live: Mapping[str, int] = {}
+        """The live views' versions, by name."""
         self.types: frozenset[CommandType] = frozenset()
         """The commands that some handler knows."""
         self.kafka = clients.Connection(name)
@@ -159,7 +156,7 @@ class StoreChecks:
         """Raises ReadModelNotSetUp, OtherViewsLive unless all of these are live in this code's version."""
         if not self.live:
             raise ReadModelNotSetUp("No view is live yet.", "If no agent is starting, start one: `samefold run agent`.")
-        now = {name: self.live[name].version for name in views if name in self.live}
+        now = {name: self.live[name] for name in views if name in self.live}
         if difference := set_difference(now, {name: self._versions[name] for name in views}):
             what, _, hint = difference.partition(". ")
             raise OtherViewsLive(f"{what[:1].upper()}{what[1:]}.", hint)
@@ -197,16 +194,20 @@ class StoreChecks:
         rows = await self._checked("database", self._ask_database())
         if self._topics is None or time.monotonic() >= self._compare_at:
             await self._checked("kafka", self._ask_topics())
-        ends = await self._checked("kafka", self._ask_ends(self._topics[1])) if self._topics else None
+        ends = None
+        if self._topics:
+            ask_ends = partial(topics.ends, self._topics[1], self._admin)
+            ends = await self._checked("kafka", self._in_thread(ask_ends))
         self.kafka_answered = ends is not None
         if ends is not None:
             self._kafka_at = time.monotonic()
             self.kafka.seen()
         if rows is None:
             return
-        promised = {name: Contract(name, *contract) for name, *contract in rows[2] or ()}
-        self.live = {view: Pointer(view, agent, version, table) for view, agent, version, table in rows[1] or ()}
-        self.types = frozenset(CommandType(*one) for one in rows[4] or ())
+        folded, live, contracts, left_out, types = (part or () for part in rows)
+        promised = {name: Contract(name, *contract) for name, *contract in contracts}
+        self.live = dict(live)
+        self.types = frozenset(CommandType(*one) for one in types)
         self._require("views", partial(self.require_live, *self._write_model))
         if self._topics:
             self._require("contract", partial(_require_contract, self._topics, promised))
@@ -214,12 +215,12 @@ class StoreChecks:
         if ends is not None:
             positions: dict[str, dict[int, int]] = {}
             commands = dict(self._commands)
-            for agent, partition, next_offset, command in rows[0] or ():
+            for agent, partition, next_offset, command in folded:
                 positions.setdefault(agent, {})[partition] = next_offset
                 if agent == CORE and partition in commands:
                     told, end = commands[partition]
                     commands[partition] = max(told, command + 1), end
-            self.seen = HealthSnapshot(time.monotonic(), self.live, positions, ends, rows[3] or (), commands)
+            self.seen = HealthSnapshot(time.monotonic(), positions, ends, left_out, commands)
 
     async def _checked(self, subject: str, asked: Awaitable[T]) -> T | None:
         """The store's answer, or None with the reason in `failures`."""
@@ -263,9 +264,6 @@ class StoreChecks:
                 cursor = await connection.execute(_SEEN, (self._settings.events_topic, names))
             return await cursor.fetchone()
 
-    async def _ask_ends(self, events: Topic) -> dict[int, int]:
-        return await self._in_thread(partial(topics.ends, events, self._admin))
-
     def _ask_commands(self, commands: Topic) -> None:
         """What no request depends on: unknown where this process may not ask for the handlers' group."""
         self._commands = {}
@@ -301,7 +299,7 @@ _SEEN = f"""
 select
   (select json_agg(json_build_array(agent, partition, next_offset, command_offset))
      from positions where topic = %s and agent in {AGENTS}),
-  (select json_agg(json_build_array(view, agent, version, table_name)) from live),
+  (select json_agg(json_build_array(view, version)) from live),
   (select json_agg(json_build_array(topic, topic_id, partitions, partitioner)) from topics where topic = any(%s)),
   (select json_agg(json_build_array(view, streams, stopped)) from ({VIEWS}) v),
   (select json_agg(json_build_array(context, type)) from command_types)
