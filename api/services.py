@@ -7,7 +7,6 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from types import TracebackType
 from typing import Self
 from weakref import WeakValueDictionary
 
@@ -132,9 +131,7 @@ class Services:
         self.parts.task("outcomes", self.outcomes.answer())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.parts.cancel()
         self._closing.set()
         await self.appender.close()

@@ -215,7 +215,8 @@ union all select version, table_name, code, stopped_at from {STOPPED} s where vi
 class Waiter:
     """One request that waits for an agent's positions, entered before its first read."""
 
-    def __init__(self, seen: Token) -> None:
+    def __init__(self, agent: str, seen: Token) -> None:
+        self._agent = agent
         self._wanted = _offsets(seen)
         self._pending = dict(self._wanted)
         """The wanted positions that no notification has reported."""
@@ -226,7 +227,9 @@ class Waiter:
         self._is_over = True
         self._wake.set()
 
-    def notified(self, moved: Moved) -> None:
+    def notified(self, agent: str, moved: Moved) -> None:
+        if agent not in ("", self._agent):
+            return
         for partition, offset in (moved or {}).items():
             if self._pending.get(partition, offset + 1) <= offset:
                 del self._pending[partition]
@@ -260,35 +263,32 @@ class PositionWaits:
 
     def __init__(self, notifications: Notifications, most: int) -> None:
         self._most = most
-        self._waiting: dict[str, set[Waiter]] = {}
+        self._waiters: set[Waiter] = set()
         notifications.subscribe(self._notified)
 
     def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return len(self._waiters)
 
     @contextmanager
     def waiting(self, agent: str, seen: Token) -> Iterator[Waiter]:
         """Raises Problem 429."""
         if len(self) >= self._most:
             raise TOO_MANY_READERS()
-        waiter = Waiter(seen)
-        self._waiting.setdefault(agent, set()).add(waiter)
+        waiter = Waiter(agent, seen)
+        self._waiters.add(waiter)
         try:
             yield waiter
         finally:
-            self._waiting[agent].discard(waiter)
+            self._waiters.discard(waiter)
 
     def give_up(self) -> None:
         """All waiting requests end with a Problem: the process is stopping."""
-        for waiters in self._waiting.values():
-            for waiter in waiters:
-                waiter.give_up()
+        for waiter in self._waiters:
+            waiter.give_up()
 
     def _notified(self, agent: str, moved: Moved) -> None:
-        for name, waiters in self._waiting.items():
-            if agent in ("", name):
-                for waiter in waiters:
-                    waiter.notified(moved)
+        for waiter in self._waiters:
+            waiter.notified(agent, moved)
 
 
 def _offsets(token: Token) -> dict[int, int]:
