@@ -255,7 +255,7 @@ class StoreChecks:
 
     def _is_well(self, subject: str) -> None:
         self.failures.pop(subject, None)
-        self._status.well(subject, f"{subject}: well again")
+        self._status.well(subject, f"{subject}: as it should be")
 
     async def _ask_database(self) -> Any:
         names = [self._settings.commands_topic, self._settings.events_topic]
