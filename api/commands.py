@@ -26,7 +26,6 @@ from api.permissions import DENIED, require_may_send
 from api.problems import (
     CALLERS_FAULT,
     DEFECT,
-    HEAD_TOO_LARGE,
     INVALID,
     RETRY_AFTER_S,
     STOPPING,
@@ -64,6 +63,8 @@ FORGOTTEN = kind(410, "subject-forgotten", "The person was forgotten.")
 CALLERS_FAULT[SubjectForgotten] = FORGOTTEN
 UNKNOWN = kind(503, "maybe-appended", "Whether the command was appended is not known.", RETRY_AFTER_S)
 
+MAX_LAG = 50_000
+"""Commits that the read model may be behind: about ten seconds of full load. More would only wait, and time out."""
 RESERVED = frozenset({"views", "outcomes", "health", "metrics", "openapi", "docs"})
 """First segments of paths that belong to no context."""
 
@@ -105,11 +106,11 @@ def _route(context: Context, kind_: type) -> openapi.Route:
     async def post(request: Request) -> Response:
         requests.refuse_unknown(request)
         settings = services_of(request).settings
-        ref, prefer = _ref(request, context), requests.preferences(request, settings.api_max_wait_s)
+        ref, prefer = _ref(request, context), requests.preferences(request)
         expected, correlation = requests.expected_version(request), requests.correlation_id(request)
         if not requests.is_json(request):
             raise NOT_JSON()
-        body = await requests.body_of(request, settings.max_command_bytes, settings.api_read_timeout_s)
+        body = await requests.body_of(request, settings.max_command_bytes)
         caller = caller_of(request)
         by = UNSET if caller is None else caller.subject
         command = Command(ref.key, ref.stream, stored, msgspec.Raw(body), expected, correlation or UNSET, by=by)
@@ -239,7 +240,7 @@ async def _require_open(services: Services, kind_: CommandType) -> None:
         raise STOPPING(appended="no")
     seen = stores.seen
     behind = seen.behind(all_views()[OUTCOMES].agent) if seen else 0
-    if behind > services.settings.api_max_lag:
+    if behind > MAX_LAG:
         raise BEHIND(f"It is {behind} commits behind the log.", appended="no")
 
 
@@ -287,8 +288,8 @@ _LOCATION = {"Location": header("Where the outcome is, or will be")}
 
 
 _PROBLEMS = (
-    *(requests.BAD_HEADER, requests.CUT_OFF, requests.TOO_SLOW, REFUSED, CONFLICT, TOO_LARGE, NOT_JSON),
-    *(INVALID, UNCLEAR, KEY_REUSED, BAD_SEGMENT, BEHIND, TOO_MANY_WAIT, HEAD_TOO_LARGE, FAILED, DEFECT, *DENIED),
+    *(requests.BAD_HEADER, requests.CUT_OFF, REFUSED, CONFLICT, TOO_LARGE, NOT_JSON),
+    *(INVALID, UNCLEAR, KEY_REUSED, BAD_SEGMENT, BEHIND, TOO_MANY_WAIT, FAILED, DEFECT, *DENIED),
     *(NOT_APPENDED, UNKNOWN, STOPPING, *UNAVAILABLE, kind_of(OtherViewsLive), kind_of(CommandNotLive)),
 )
 
