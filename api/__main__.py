@@ -36,7 +36,6 @@ def main() -> None:
         # lost connections are logged by Samefold, once
         logging.getLogger("psycopg").setLevel(logging.CRITICAL)
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
-        logging.getLogger("httpx").setLevel(logging.WARNING)
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn handles them while it serves, and raises them once more at its end
         signal.signal(number, lambda *_: None)
