@@ -340,7 +340,6 @@ FLOODS = {
     "a chunk's extension": (CHUNKS + b"1;", b"x"),
     "empty lines": (b"", b"\r\n"),
     "tiny chunks": (CHUNKS, b"1\r\n{\r\n"),
-    "requests without a reader": (b"", head("GET", "/health/live")),
 }
 """What each begins with, and what comes over and over."""
 
