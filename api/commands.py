@@ -49,6 +49,7 @@ from domain.engine.versions import stored_type
 from domain.language import kebab
 from infra.database.connect import named_errors
 from infra.errors import SamefoldError
+from infra.log import clients
 from infra.log.records import Command, encode
 from infra.processes.time_limit import limited
 from projections.engine.store.command_types import CommandType
@@ -110,7 +111,7 @@ def _route(context: Context, kind_: type) -> openapi.Route:
         expected, correlation = requests.expected_version(request), requests.correlation_id(request)
         if not requests.is_json(request):
             raise NOT_JSON()
-        body = await requests.body_of(request, settings.max_command_bytes)
+        body = await requests.body_of(request, clients.MAX_COMMAND_BYTES)
         caller = caller_of(request)
         by = UNSET if caller is None else caller.subject
         command = Command(ref.key, ref.stream, stored, msgspec.Raw(body), expected, correlation or UNSET, by=by)
@@ -192,7 +193,7 @@ async def _append(
         require_members_once(bytes(command.data))
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise INVALID(errors=[{"at": "body", "problem": str(error)}]) from None
-    value, most = encode(command), settings.max_command_bytes
+    value, most = encode(command), clients.MAX_COMMAND_BYTES
     if len(value) > most:
         raise TOO_LARGE(f"The command takes {len(value)} bytes in the log; it may take {most}.", limit=most)
     with requests.watched(request):

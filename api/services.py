@@ -123,8 +123,7 @@ class Services:
         """Why a part of this ended that must not end; the process ends then."""
         self.parts = Parts(name, self._failed)
         views = all_views()
-        longest = min(settings.statement_timeout_ms, LONGEST_QUERY_MS)
-        session = parameters(settings, f"samefold {name}", statement_timeout_ms=longest)
+        session = parameters(settings, f"samefold {name}", statement_timeout_ms=LONGEST_QUERY_MS)
         self.pool = Pool(
             session.pop("conninfo"),
             kwargs=session,

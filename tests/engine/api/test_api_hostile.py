@@ -19,6 +19,7 @@ from urllib.parse import quote, unquote
 import psutil
 import pytest
 
+from infra.log.clients import MAX_COMMAND_BYTES
 from infra.settings import Settings
 from tests.engine.api.front import Front, front_of, new_name
 from tests.engine.api.raw_http import HOST, INTERNALS, Header, Reply, answer, ask, connection, head, post, pour
@@ -187,7 +188,7 @@ REFUSED: dict[tuple[int, str], list[bytes]] = {
     (409, "other-log"): balances("after=1~abc.0-1"),
     (413, "too-large"): [
         deposit_head(("Content-Length", "1000000")),  # answered before its end
-        deposit(body=DEPOSIT.ljust(Settings().max_command_bytes)),  # the body fits, the record of it does not
+        deposit(body=DEPOSIT.ljust(MAX_COMMAND_BYTES)),  # the body fits, the record of it does not
     ],
     (415, "not-json"): [
         *(deposit(kind=kind) for kind in ("", "json", "a/b/c", "text/plain", "application/xml")),

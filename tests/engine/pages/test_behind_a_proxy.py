@@ -24,6 +24,7 @@ import yaml
 from api import live_rows, server
 from api.issuer import MAX_TOKEN_BYTES
 from api.requests import LONGEST_WAIT_S
+from infra.log.clients import MAX_COMMAND_BYTES
 from infra.settings import Settings
 from tests.engine.api.api import DAY, Api, everything, problem
 from tests.engine.api.raw_http import HOST, answer, head, post
@@ -239,7 +240,10 @@ def test_the_times_and_sizes_of_both_proxies_fit_those_of_the_api() -> None:
     pool = next(iter(cluster["typed_extension_protocol_options"].values()))
     patient = max(LONGEST_WAIT_S, live_rows.HEARTBEAT_S)
     assert min(seconds(of_nginx["proxy_read_timeout"]), seconds(manager["stream_idle_timeout"])) > patient
-    assert min(int(of_nginx["client_max_body_size"].removesuffix("k")) * 1_024, buffer["max_request_bytes"]) > 262_144
+    assert (
+        min(int(of_nginx["client_max_body_size"].removesuffix("k")) * 1_024, buffer["max_request_bytes"])
+        > MAX_COMMAND_BYTES
+    )
     assert manager["max_request_headers_kb"] * 1_024 > 1.5 * MAX_TOKEN_BYTES
     assert seconds(pool["common_http_protocol_options"]["idle_timeout"]) < server.KEEP_ALIVE_S
     assert max(int(re.findall(r"max_conns=(\d+)", NGINX)[0]), connections["max_connections"]) < server.MAX_CONNECTIONS

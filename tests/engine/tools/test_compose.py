@@ -50,8 +50,9 @@ def test_a_services_settings_exist(name: str) -> None:
     environment: dict[str, str] = SERVICES[name]["environment"]
     ours = {key.removeprefix(PREFIX).lower() for key in environment if key.startswith(PREFIX)}
     assert {"kafka_bootstrap"} <= ours <= set(Settings.model_fields)
-    Settings(**{key: environment[PREFIX + key.upper()] for key in ours - {"secrets_dir"}})
-    assert ("secrets_dir" in ours) == bool(mounted(name))
+    file = "database_url_file"
+    Settings(**{key: environment[PREFIX + key.upper()] for key in ours - {file}})
+    assert (file in ours) == bool(mounted(name))
 
 
 def test_each_service_gets_its_own_secret_and_no_other() -> None:
@@ -146,7 +147,7 @@ def test_no_secret_is_in_an_environment() -> None:
     names = [key for service in SERVICES.values() for key in service["environment"]]
     assert [name for name in names if re.search("PASSWORD|SECRET|TOKEN|URL", name)] == [
         "POSTGRES_PASSWORD_FILE",
-        *["SAMEFOLD_SECRETS_DIR"] * (len(OURS) - 1),
+        *["SAMEFOLD_DATABASE_URL_FILE"] * (len(OURS) - 1),
     ]
 
 
