@@ -24,7 +24,6 @@ from api.openapi import JSON, Body, Json
 from api.permissions import DENIED, require_may_send
 from api.problems import (
     DEFECT,
-    HEAD_TOO_LARGE,
     INVALID,
     RETRY_AFTER_S,
     STOPPING,
@@ -51,6 +50,7 @@ from domain.engine.versions import stored_type
 from domain.language import kebab
 from infra.database.connect import named_errors
 from infra.errors import SamefoldError
+from infra.log import clients
 from infra.log.records import Command, encode
 from infra.processes.time_limit import limited
 from projections.engine.store.command_types import CommandType
@@ -72,6 +72,8 @@ REFUSED = kind(409, "refused", "The business said no.")
 REJECTED = {"malformed": INVALID, "misrouted": FAILED} | {it.code: it for it in (CONFLICT, TOO_LARGE, FAILED, UNCLEAR)}
 """The codes that the handler itself rejects commands with; all others are refusals of the business."""
 
+MAX_LAG = 50_000
+"""Commits that the read model may be behind: about ten seconds of full load. More would only wait, and time out."""
 RESERVED = frozenset({"views", "outcomes", "health", "metrics", "openapi", "docs"})
 """First segments of paths that belong to no context."""
 
@@ -133,12 +135,11 @@ def _route(context: Context, kind_: type) -> openapi.Route:
     async def post(request: Request) -> Response:
         requests.refuse_unknown(request)
         services, caller = services_of(request), caller_of(request)
-        settings = services.settings
-        ref, prefer = _ref(request, context), requests.preferences(request, settings.api_max_wait_s)
+        ref, prefer = _ref(request, context), requests.preferences(request)
         expected, correlation = requests.expected_version(request), requests.correlation_id(request)
         if not requests.is_json(request):
             raise NOT_JSON()
-        body = await requests.body_of(request, settings.max_command_bytes, settings.api_read_timeout_s)
+        body = await requests.body_of(request, clients.MAX_COMMAND_BYTES)
         by = UNSET if caller is None else caller.subject
         command = Command(ref.key, ref.stream, stored, msgspec.Raw(body), expected, correlation or UNSET, by=by)
         checked, unsealed = _checked(command, kind_, is_asked_about=caller is not None)
@@ -147,8 +148,8 @@ def _route(context: Context, kind_: type) -> openapi.Route:
         if unsealed is not None:  # a new key is made in Kafka: not for what can't be appended
             await _require_open(services, CommandType(context.name, stored))
         command = await _sealed(services, command, unsealed)
-        fingerprint, value = _encoded(command, settings.max_command_bytes)
-        wait_s = prefer.wait_or(settings.api_wait_s)
+        fingerprint, value = _encoded(command, clients.MAX_COMMAND_BYTES)
+        wait_s = prefer.wait_or(services.settings.api_wait_s)
         with requests.watched(request):
             recorded = await _appended(services, ref, command, value, wait_s)
         headers = {"Idempotency-Key": quoted(ref.key)} | prefer.applied
@@ -241,7 +242,7 @@ async def _require_open(services: Services, kind_: CommandType) -> None:
         raise STOPPING(appended="no")
     seen = stores.seen
     behind = seen.behind(all_views()[OUTCOMES].agent) if seen else 0
-    if behind > services.settings.api_max_lag:
+    if behind > MAX_LAG:
         raise BEHIND(f"It is {behind} commits behind the log.", appended="no")
 
 
@@ -324,8 +325,8 @@ def _stream_id(context: Context) -> Json:
 
 
 _PROBLEMS = (
-    *(requests.BAD_HEADER, requests.TOO_SLOW, REFUSED, CONFLICT, TOO_LARGE, NOT_JSON),
-    *(INVALID, UNCLEAR, KEY_REUSED, BAD_SEGMENT, BEHIND, TOO_MANY_WAIT, HEAD_TOO_LARGE, FAILED, DEFECT, *DENIED),
+    *(requests.BAD_HEADER, REFUSED, CONFLICT, TOO_LARGE, NOT_JSON),
+    *(INVALID, UNCLEAR, KEY_REUSED, BAD_SEGMENT, BEHIND, TOO_MANY_WAIT, FAILED, DEFECT, *DENIED),
     *(NOT_APPENDED, UNKNOWN, STOPPING, *UNAVAILABLE, kind_of(OtherViewsLive), kind_of(CommandNotLive)),
 )
 

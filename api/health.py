@@ -20,7 +20,6 @@ from api.stores import HealthSnapshot, StoreChecks
 from domain.engine.personal.keys import Keys
 from infra.errors import SamefoldError
 from infra.observability import metrics
-from infra.settings import Settings
 from projections.engine.live.lag import Lags, standing_still, tell_lags
 from projections.engine.views.view import CORE
 
@@ -28,6 +27,8 @@ log = logging.getLogger(__name__)
 
 LOG_S = 60.0
 """Between two log lines of what stands still."""
+STALL_S = 30.0
+"""After so long without a move behind the log, the read model stands still. Longer than a switch or a rebalance takes."""
 BLIND_S = 10.0
 """The age of the last complete snapshot at which the checks themselves must be broken, unless a store is known to be wrong."""
 SUBJECTS = ("kafka", "database", "topics", "contract", "views")
@@ -72,13 +73,12 @@ class Ready(TypedDict):
 class Readiness:
     """Listens to the checks of the stores in one process, and keeps its gauges."""
 
-    def __init__(self, settings: Settings, stores: StoreChecks, keys: Keys | None, issuer: Issuer | None) -> None:
-        self._settings = settings
+    def __init__(self, stores: StoreChecks, keys: Keys | None, issuer: Issuer | None) -> None:
         self._stores = stores
         self._keys = keys
         """None where no context has personal fields."""
         self._issuer = issuer
-        """None where SAMEFOLD_AUTH=off."""
+        """None without SAMEFOLD_AUTH=jwt."""
         self._lags = Lags()
         self._undecided = Lags()
         self._log_at = 0.0
@@ -126,7 +126,7 @@ class Readiness:
         return ready
 
     def _standing_still(self) -> dict[str, str]:
-        return standing_still(self._lags.now | self._undecided.now, self._settings.api_stall_s)
+        return standing_still(self._lags.now | self._undecided.now, STALL_S)
 
     def _blind(self) -> SamefoldError | None:
         age = time.monotonic() - self._seen.at if self._seen else None
@@ -138,7 +138,7 @@ class Readiness:
         )
 
     def _core_stands_still(self) -> SamefoldError | None:
-        longest = self._settings.api_stall_s
+        longest = STALL_S
         still = {who: lag for who, lag in self._lags.now.items() if who[0] == CORE and lag.still > longest}
         if not still:
             return None

@@ -62,7 +62,7 @@ async def _outcome(request: Request) -> Response:
     ref = CommandRef(context, segment(request, "stream_id"), segment(request, "key"))
     if problem := bad_name(ref.stream, ref.key):
         raise invalid([("path", problem)])
-    prefer = preferences(request, services.settings.api_max_wait_s)
+    prefer = preferences(request)
     _, events = services.stores.topics()
     async with services.places:
         with services.outcomes.waiting(ref.stream, ref.key, events.partitions, may_be_there=False) as outcome:

@@ -1,4 +1,4 @@
-"""Every answer that is not 2xx: RFC 9457, `application/problem+json`.
+"""Every answer of the app that is not 2xx: RFC 9457, `application/problem+json`.
 
 A kind of problem is declared once, next to the code that raises it, and explained in docs/http-api.md or docs/reading.md:
 
@@ -103,8 +103,6 @@ def kind_of(error: type[SamefoldError]) -> Kind:
 
 NOT_FOUND = kind(404, "not-found", "There is nothing here.")
 METHOD_NOT_ALLOWED = kind(405, "method-not-allowed", "This path does not support this method.")
-HEAD_TOO_LARGE = kind(431, "head-too-large", "The head of the request is too large.")
-BAD_REQUEST = kind(400, "bad-request", "The request can't be understood.")
 INVALID = kind(422, "invalid", "Some of what was sent does not fit.")
 DEFECT = kind(500, "defect", "The server made a mistake.")
 STOPPING = kind(503, "stopping", "This process is stopping.", RETRY_AFTER_S)

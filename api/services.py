@@ -41,6 +41,9 @@ POOL_AGAIN_S = 2.0
 SEARCH_WAIT_S = 2.0
 """How long a search waits for others to end."""
 
+MAX_LIVE = 1_000
+"""Clients that may be subscribed to live changes. More are served by more processes."""
+
 TOO_MANY_SEARCHES = kind(429, "too-many-searches", "Too many lists are being searched.", 1)
 TOO_MANY_SUBSCRIBERS = kind(429, "too-many-subscribers", "Too many clients are subscribed.", 5)
 
@@ -61,8 +64,7 @@ class Services:
         """Why a part of this ended that must not end; the process ends then."""
         self.parts = Parts(name, self._failed)
         views = all_views()
-        longest = min(settings.statement_timeout_ms, LONGEST_QUERY_MS)
-        session = parameters(settings, f"samefold {name}", statement_timeout_ms=longest)
+        session = parameters(settings, f"samefold {name}", statement_timeout_ms=LONGEST_QUERY_MS)
         self.pool = Pool(
             session.pop("conninfo"),
             kwargs=session,
@@ -93,7 +95,7 @@ class Services:
         # half of the connections are for lists that no index leads to; they would block all other reads
         self.searches = Slots(settings.api_connections // 2, TOO_MANY_SEARCHES, SEARCH_WAIT_S)
         self._searching: WeakValueDictionary[str, Slots] = WeakValueDictionary()
-        self.subscribers = Slots(settings.api_max_live, TOO_MANY_SUBSCRIBERS)
+        self.subscribers = Slots(MAX_LIVE, TOO_MANY_SUBSCRIBERS)
         self._feeds: dict[str, RowFeed] = {}
 
     @asynccontextmanager

@@ -262,7 +262,7 @@ async def found_by(view: View, request: Request, read: Callable[[], Awaitable[Fo
         return await read()
     (_, topic), settings = services.stores.topics(), services.settings
     seen.require_log(topic.id, topic.partitions)
-    wait_s = preferences(request, settings.api_max_wait_s).wait_or(settings.api_wait_s)
+    wait_s = preferences(request).wait_or(settings.api_wait_s)
     return await services.views.no_older(seen, view.agent, wait_s, request, read)
 
 
@@ -283,8 +283,7 @@ def _filtered(filters: Mapping[str, Any], rows: Rows | None) -> list[set[str]]:
 
 
 def _applied(request: Request) -> dict[str, str]:
-    longest = services_of(request).settings.api_max_wait_s
-    return preferences(request, longest).applied if "after" in request.query_params else {}
+    return preferences(request).applied if "after" in request.query_params else {}
 
 
 def _texts(view: View, row: msgspec.Raw) -> list[str]:

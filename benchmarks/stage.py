@@ -87,7 +87,6 @@ class Bench:
                 # this very stack, whatever the environment says of another one
                 "kafka_security_protocol": "PLAINTEXT",
                 "replication_factor": 1,
-                "min_insync_replicas": 1,
             }
             mine = self.stack.settings(**(ours | settings))
             migrate.upgrade(mine)

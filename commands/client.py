@@ -151,7 +151,7 @@ class Sender:
     def __init__(self, settings: Settings) -> None:
         self._topic = describe(settings, settings.commands_topic)
         self._producer = clients.LastingProducer(settings, "send")
-        self._timeout_s = settings.ack_timeout_s + REPORT_S
+        self._timeout_s = clients.ACK_TIMEOUT_S + REPORT_S
 
     def send(self, commands: Iterable[Command], progress: Callable[[int], None], lines: Sequence[int] = ()) -> None:
         """Append commands in order and wait for all acknowledgements. `progress` gets the number newly acknowledged.

@@ -194,7 +194,7 @@ class Handler:
         self._admin = topics.Admin(self.settings, CHECK_WITHIN_S)
         self._watch = topics.Watch(self.settings, found, self._status, self._admin)
         self._events = events.name
-        self._intake = Intake(commands.id, commands.partitions, self.settings.max_command_bytes)
+        self._intake = Intake(commands.id, commands.partitions, clients.MAX_COMMAND_BYTES)
         self._connection = clients.Connection(f"handler {self.name}")
         self._producer = clients.LastingProducer(self.settings, f"handler {self.name}", self._connection)
         self._log_reader = clients.range_consumer(self.settings)
@@ -263,8 +263,8 @@ class Handler:
         try:
             messages = self._consumer.consume(1, self._poll_timeout())
             if messages:
-                messages += self._consumer.consume(self.settings.handler_batch, 0)
-                room = min(GATHER_TO, self.settings.handler_batch) - len(messages)
+                messages += self._consumer.consume(self.settings.batch, 0)
+                room = min(GATHER_TO, self.settings.batch) - len(messages)
                 if self._is_loaded and room > 0:
                     messages += self._consumer.consume(room, GATHER_S)
                 self._is_loaded = len(messages) >= GATHER_FROM
@@ -775,7 +775,7 @@ class Handler:
         starts = [TopicPartition(p.topic, p.partition, first.get(p.partition, 0)) for p in assigned]
         consumer.incremental_assign(starts)
         consumer.pause(assigned)
-        limits = Limits(self.settings.run_ahead, self.settings.max_commit_bytes, self.settings.ack_timeout_s)
+        limits = Limits(self.settings.run_ahead, clients.MAX_COMMIT_BYTES, clients.ACK_TIMEOUT_S)
         for partition in sorted(p.partition for p in assigned):
             writer = self.writers[partition] = Writer(partition, self._intake.topic_id, limits)
             self._later(writer, 0, writer.start)

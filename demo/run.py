@@ -131,7 +131,6 @@ def run(settings: Settings, options: Options, reporter: Reporter) -> Result:
             # this very stack, whatever else the environment says of another one
             kafka_security_protocol="PLAINTEXT",
             replication_factor=1,
-            min_insync_replicas=1,
         )
         with reporter.timed("tables and topics made"):
             migrate.upgrade(demo)

@@ -4,9 +4,8 @@ The first source that has a value counts: an argument, the environment (`SAMEFOL
 the file `dev.env` in the data folder (written by `samefold dev up`), the service's own defaults in pyproject.toml
 (`[tool.samefold]`), the default.
 
-A secret may come from a file instead: `SAMEFOLD_DATABASE_URL_FILE=/run/secrets/database_url`, or as `samefold_database_url` in the
-folder `SAMEFOLD_SECRETS_DIR`. The file's whole content counts, without the newline at its end. A secret that is given twice is
-refused, from whichever sources: a value and a file, or two files.
+A secret may come from a file instead: `SAMEFOLD_DATABASE_URL_FILE=/run/secrets/database_url`. The file's whole content counts,
+without the newline at its end. A secret that is given twice, as a value and by a file, is refused, from whichever sources.
 
 `.env` and the default data folder `.samefold` are in the service's root, from whichever of its folders a command is run; outside of
 the service, in the working directory. Relative paths in a file are relative to the file's folder, those of
@@ -20,7 +19,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, Self
+from typing import Annotated, Any, Final, Literal, NoReturn, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -60,11 +59,35 @@ PATHS = (
     "archive_url",
     "kafka_ssl_ca_location",
     "master_key_file",
-    "secrets_dir",
     "jwt_keys",
     *(f"{name}_file" for name in SECRETS),
 )
 HINT = "All settings, with what they mean: .env.example."
+REMOVED: Final = {
+    "ack_timeout_s": "an append without an answer counts as lost after 30 s",
+    "agent_batch": "SAMEFOLD_BATCH is the limit of agents and handlers",
+    "agent_max_age_ms": "a batch grows for 5 ms at most",
+    "api_caller_rate": "the proxy limits how much one address or token may ask (docs/behind-a-proxy.md)",
+    "api_caller_requests": "the proxy limits how much one address or token may ask (docs/behind-a-proxy.md)",
+    "api_hsts_s": "the proxy sends Strict-Transport-Security (docs/behind-a-proxy.md)",
+    "api_max_connections": "the proxy limits connections (docs/behind-a-proxy.md)",
+    "api_max_lag": "commands are refused while the read model is more than 50,000 commits behind",
+    "api_max_live": "1,000 clients may be subscribed to one API process",
+    "api_max_wait_s": "a caller may ask for a wait of up to 60 s",
+    "api_read_timeout_s": "the proxy limits how long a request may take to arrive (docs/behind-a-proxy.md)",
+    "api_stall_s": "/health/ready fails when the read model has stood still behind the log for 30 s",
+    "auth_in_front": "SAMEFOLD_AUTH=in-front says it",
+    "handler_batch": "SAMEFOLD_BATCH is the limit of agents and handlers",
+    "lock_timeout_ms": "a statement waits 5 s for a lock",
+    "max_command_bytes": "a command may have 262,144 bytes",
+    "max_commit_bytes": "the events of one command may have 900,000 bytes",
+    "min_insync_replicas": "half of SAMEFOLD_REPLICATION_FACTOR, rounded up: 2 of 3 replicas must acknowledge each record",
+    "secrets_dir": "SAMEFOLD_DATABASE_URL_FILE, SAMEFOLD_KAFKA_SASL_PASSWORD_FILE and SAMEFOLD_WEBHOOKS_FILE name the files",
+    "spark_master": "--master names the cluster",
+    "statement_timeout_ms": "a statement may take 30 s",
+    "task_memory_mb": "a task may use memory until 5 % is free; on a cluster spark.executor.pyspark.memory limits it",
+}
+"""Settings of earlier releases, and what holds now. A deployment that still has one is told at the start."""
 
 _CREDENTIALS = re.compile(r"://[^/@]*:[^@]*@|\?")
 """`user:password@` in a URL, or a query, which may be a signature."""
@@ -141,10 +164,6 @@ class Settings(BaseSettings):
         description="Where the development stack keeps its data and dev.env",
     )
 
-    secrets_dir: Path | None = Field(
-        None, description="Folder with files of secrets, which are called as the variables, in lower case"
-    )
-
     kafka_bootstrap: str | None = Field(None, description="Kafka's brokers: host:port, several with commas")
     kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
@@ -155,10 +174,6 @@ class Settings(BaseSettings):
 
     database_url: SecretStr | None = Field(None, description="PostgreSQL: postgresql://… or a libpq conninfo string")
     database_url_file: Path | None = None
-    statement_timeout_ms: int = Field(
-        30_000, ge=100, le=86_400_000, description="One SQL statement; long ones set their own"
-    )
-    lock_timeout_ms: int = Field(5_000, ge=10, description="Waiting for a lock")
     idle_in_transaction_timeout_ms: int = Field(
         10_000, ge=100, le=86_400_000, description="A frozen process must not keep its locks for longer than this"
     )
@@ -169,8 +184,9 @@ class Settings(BaseSettings):
     public_topic: Topic = Field("public", description="The topic that the publisher writes for other teams")
     keys_topic: Topic = Field("keys", description="The topic of the keys of personal values, and of who is forgotten")
     partitions: int = Field(8, ge=1, le=4096, description="Of both topics; cannot be changed once there is data")
-    replication_factor: int = Field(1, ge=1, le=9, description="Of both topics; 3 in production")
-    min_insync_replicas: int = Field(1, ge=1, le=9, description="Of both topics; 2 in production")
+    replication_factor: int = Field(
+        1, ge=1, le=9, description="Of all topics; 3 in production. Half of the replicas must acknowledge each record"
+    )
     group_prefix: Topic = Field("samefold", description="What the names of consumer groups begin with")
     session_timeout_ms: int = Field(
         10_000, ge=1_000, le=300_000, description="Until the group gives up a silent process"
@@ -182,56 +198,30 @@ class Settings(BaseSettings):
     run_ahead: int = Field(
         20_000, ge=1, description="Commits that a handler may be ahead of the read model, per partition"
     )
-    handler_batch: int = Field(2_000, ge=1, le=100_000, description="Most commands that a handler decides at once")
-    agent_batch: int = Field(
-        2_000, ge=1, le=100_000, description="Most records that an agent commits in one transaction"
+    batch: int = Field(
+        2_000,
+        ge=1,
+        le=100_000,
+        description="Most commands that a handler decides at once, and most records that an agent commits in one transaction",
     )
-    agent_max_age_ms: int = Field(5, ge=0, le=10_000, description="Longest wait for a batch to grow")
-    max_command_bytes: int = Field(262_144, ge=1_024, description="Larger commands are rejected as too-large")
-    max_commit_bytes: int = Field(900_000, ge=1_024, le=1_000_000, description="Stays below the topic's record limit")
-    ack_timeout_s: float = Field(30, gt=0, description="Until an append without an answer counts as lost")
 
     api_host: str = Field("127.0.0.1", description="The address that the HTTP API listens on")
     api_port: int = Field(8000, ge=0, le=65_535, description="Its port; 0 takes a free one")
     api_connections: int = Field(
         8, ge=2, le=1_000, description="Most connections to PostgreSQL on which one API process reads for clients"
     )
-    api_wait_s: float = Field(10, gt=0, le=600, description="Until a command without an outcome is answered with 202")
-    api_max_wait_s: float = Field(60, gt=0, le=600, description="The longest wait that a caller may ask for")
+    api_wait_s: float = Field(10, gt=0, le=60, description="Until a command without an outcome is answered with 202")
     api_max_waiting: int = Field(
         2_000, ge=1, description="Most callers that wait at once; others wait api_wait_s for a place, then get 429"
-    )
-    api_max_live: int = Field(
-        1_000, ge=1, description="Clients of one API process that may be subscribed to live changes"
-    )
-    api_max_lag: int = Field(
-        50_000, ge=1, description="Commits that the read model may be behind before commands are refused with 429"
-    )
-    api_stall_s: float = Field(
-        30, gt=0, description="Until /health/ready fails because the read model stands still behind the log"
-    )
-    api_read_timeout_s: float = Field(10, gt=0, description="Until a request must have arrived, with its body")
-    api_max_connections: int = Field(
-        10_000,
-        ge=10,
-        description="Most open connections of one API process, fewer where it may open fewer files; further ones take the place "
-        "of those that have waited longest for a request",
-    )
-    api_hsts_s: int = Field(
-        0,
-        ge=0,
-        description="Seconds of Strict-Transport-Security, where clients come by TLS only, through what is in front",
     )
     api_cors_origins: Annotated[str, StringConstraints(pattern=rf"^{_ORIGIN}(,{_ORIGIN})*$")] | None = Field(
         None, description="Pages whose scripts may read the answers: their origins, several with commas"
     )
 
-    auth: Literal["off", "jwt"] = Field(
-        "off", description="Whom the API answers: with jwt who shows a token, with off everybody on this machine"
-    )
-    auth_in_front: bool = Field(
-        False,
-        description="With auth off, listen beyond this machine all the same: something in front asks who comes in",
+    auth: Literal["off", "jwt", "in-front"] = Field(
+        "off",
+        description="Whom the API answers: with jwt who shows a token, with off everybody on this machine, with in-front whoever "
+        "reaches it: something in front asks who comes in",
     )
     jwt_issuer: str | None = Field(None, description="Who issues the tokens: their iss, to the letter")
     jwt_audience: str | None = Field(None, description="Whom the tokens are for: their aud names it")
@@ -239,19 +229,8 @@ class Settings(BaseSettings):
         None, description="URL or file of the issuer's keys (JWKS); without it the issuer's own metadata tell where"
     )
     jwt_roles_claim: str = Field("roles", description="The claim with the caller's roles, like realm_access.roles")
-    api_caller_rate: float = Field(
-        200, gt=0, description="Requests a second of one caller to one API process, after twice as many at once"
-    )
-    api_caller_requests: int = Field(200, ge=1, description="Most requests of one caller that are answered at once")
     api_docs: bool | None = Field(
-        None, description="Whether /docs and /openapi.json are there; by default only with auth off"
-    )
-
-    spark_master: str | None = Field(
-        None, description="Where rebuild and verify may run Spark: spark://…, k8s://…, yarn"
-    )
-    task_memory_mb: int | None = Field(
-        None, ge=64, description="Most that a rebuild's or verify's task may hold; without, until memory is nearly gone"
+        None, description="Whether /docs and /openapi.json are there; by default not with auth=jwt"
     )
 
     archive_url: str | None = Field(
@@ -299,18 +278,8 @@ class Settings(BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def _read_secrets(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Secrets from their files, and files from their folder."""
+        """Secrets from their files."""
         given = {name: value for name, value in given.items() if value is not None}
-        if "secrets_dir" in given:
-            for path in _secrets_in(Path(given["secrets_dir"]).expanduser()):
-                name = path.name.removeprefix(PREFIX.lower())
-                if name not in SECRETS:
-                    raise ValueError(
-                        f"the file {path} is not one of {', '.join(PREFIX.lower() + one for one in SECRETS)}"
-                    )
-                file = Path(given.setdefault(f"{name}_file", path)).expanduser()
-                if file.absolute() != path.absolute():
-                    raise ValueError(f"{PREFIX}{name.upper()} is given twice: by {file} and by {path}")
         for name in SECRETS:
             if f"{name}_file" in given:
                 file = given[f"{name}_file"] = Path(given[f"{name}_file"]).expanduser().absolute()
@@ -327,10 +296,6 @@ class Settings(BaseSettings):
         topics = [self.commands_topic, self.events_topic, self.policies_topic, self.public_topic, self.keys_topic]
         if len({*topics}) < len(topics):
             raise ValueError("commands_topic, events_topic, policies_topic, public_topic and keys_topic must differ")
-        if self.min_insync_replicas > self.replication_factor:
-            raise ValueError("min_insync_replicas must not be above replication_factor")
-        if self.api_wait_s > self.api_max_wait_s:
-            raise ValueError("api_wait_s must not be above api_max_wait_s")
         if self.archive_url and _CREDENTIALS.search(self.archive_url):
             raise ValueError("archive_url holds credentials: give them in the environment of the store's own library")
         sasl = self.kafka_security_protocol.startswith("SASL")
@@ -358,7 +323,7 @@ class Settings(BaseSettings):
     @property
     def shows_docs(self) -> bool:
         """Whether the API serves its documentation."""
-        return self.auth == "off" if self.api_docs is None else self.api_docs
+        return self.auth != "jwt" if self.api_docs is None else self.api_docs
 
     def _not_configured(self, what: str, field: str) -> NoReturn:
         raise NotConfigured(
@@ -380,7 +345,7 @@ class Settings(BaseSettings):
     def secret_files(self) -> dict[str, str]:
         """The files that secrets came from, as an environment in which each process may be given its own."""
         files = {f"{name}_file": getattr(self, f"{name}_file") for name in SECRETS}
-        return {f"{PREFIX}SECRETS_DIR": ""} | {PREFIX + name.upper(): str(file) for name, file in files.items() if file}
+        return {PREFIX + name.upper(): str(file) for name, file in files.items() if file}
 
     def exposed_files(self) -> list[Path]:
         """Files of secrets that every user of this machine may read."""
@@ -416,14 +381,6 @@ def _plain(value: object) -> str:
     if isinstance(value, dict):
         return json.dumps({name: {key: _plain(part) for key, part in endpoint} for name, endpoint in value.items()})
     return str(value.absolute() if isinstance(value, Path) else value)
-
-
-def _secrets_in(folder: Path) -> list[Path]:
-    """The files of secrets in a folder. Others keep theirs there, too."""
-    try:
-        return sorted(path for path in folder.iterdir() if path.name.lower().startswith(PREFIX.lower()))
-    except OSError as error:
-        raise ValueError(f"{PREFIX}SECRETS_DIR: {folder} can't be read: {error.strerror}") from None
 
 
 def _secret_of(file: Path) -> str:
@@ -476,5 +433,7 @@ def _told(error: ErrorDetails) -> str:
 
 def _unknown(name: str) -> str:
     name = name.lower().removeprefix(PREFIX.lower())
+    if name in REMOVED:
+        return f"{PREFIX}{name.upper()} is no setting any more: {REMOVED[name]}. Remove it"
     [nearest] = difflib.get_close_matches(name, Settings.model_fields, n=1, cutoff=0)
     return f"{PREFIX}{name.upper()} is unknown (did you mean {PREFIX}{nearest.upper()}?)"

@@ -35,7 +35,6 @@ from infra.observability import logs
 from infra.processes.code_identity import CODE
 from infra.processes.garbage_collector import collect_seldom
 from infra.processes.process_end import Parts, exit_code_of
-from infra.processes.services import Services, WrongDatabase
 from infra.processes.supervisor import own_secrets
 from infra.settings import Settings
 from projections.engine.fold.errors import UnknownEvent
@@ -45,6 +44,7 @@ from projections.engine.live.worker import Worker
 from projections.engine.store.positions import Positions
 from projections.engine.views.core_views import agent_views, code_set
 from spark_jobs import stream, stream_source
+from spark_jobs.services import Services, WrongDatabase
 from spark_jobs.session import first_line, session
 from spark_jobs.stream import COLUMNS, RESULT, Share, ShareResult, Status
 
@@ -101,7 +101,7 @@ class Agent:
             return
         self._topics = topics.Watch(self.settings, [events], self._status, topics.Admin(self.settings))
         spark = self._session()
-        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", self.settings.agent_batch)
+        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", self.settings.batch)
         spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", BATCH_BYTES)
         spark.conf.set("spark.sql.streaming.stopTimeout", int(LEAVE_S * 1000))
         while (begin := self._positions(events)) is not None:

@@ -15,7 +15,6 @@ from typing import Literal, get_args
 
 from infra.errors import SamefoldError
 from infra.processes.engines import Engine, EngineFor, Local
-from infra.settings import Settings
 from spark_jobs.session import LOCAL, is_local, session, submitted
 
 Name = Literal["auto", "local", "spark"]
@@ -42,13 +41,12 @@ def engine_for(
 ) -> Iterator[EngineFor]:
     """An EngineFor that chooses between `auto`, `local` and `spark`, and reports choice and reason by `tell`.
 
-    `master` is by default the setting `spark_master`. Raises WrongEngine.
+    Raises WrongEngine.
     """
     if engine not in get_args(Name):
         raise WrongEngine(f"There is no engine '{engine}'.", "They are auto, local and spark.")
     if engine == "local" and master is not None:
         raise WrongEngine("--master goes with --engine spark or auto.", "Leave out one of the two.")
-    master = master or Settings().spark_master
     started: list[Engine] = []
     with ExitStack() as stack:
 
@@ -81,7 +79,7 @@ def choose(engine: str, master: str | None, processes: int | None, records: int)
     seconds = records / (CORE_PER_S * (processes or os.cpu_count() or 1))
     size = f"{records:,} records take this machine {_duration(seconds)}"
     if master is None or is_local(master):
-        return False, f"engine: local; {size}, and no cluster is configured (--master, SAMEFOLD_SPARK_MASTER)"
+        return False, f"engine: local; {size}, and no cluster is named (--master)"
     if seconds <= WORTH_S:
         return False, f"engine: local; {size}, too little to be worth a cluster"
     return True, f"engine: spark ({master}); {size}"

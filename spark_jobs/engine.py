@@ -17,8 +17,8 @@ from infra.database.connect import connect, named_errors
 from infra.errors import SamefoldError
 from infra.processes.code_identity import CODE
 from infra.processes.engines import Argument
-from infra.processes.services import Services, WrongDatabase
 from infra.processes.workers import Advance
+from spark_jobs.services import Services, WrongDatabase
 from spark_jobs.session import SparkUnfit, first_line, is_local
 from spark_jobs.task import CodeMissing, Failure, Returned, Task, pack
 

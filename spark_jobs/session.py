@@ -91,7 +91,7 @@ def _require_fit(master: str | None) -> None:
     if connect := [name for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED") if os.environ.get(name)]:
         raise SparkUnfit(
             f"{connect[0]} is set, but our tasks can't run through Spark Connect.",
-            f"Unset it, and name the cluster's own master: --master spark://… or SAMEFOLD_SPARK_MASTER. {HELP}",
+            f"Unset it, and name the cluster's own master: --master spark://…. {HELP}",
         )
     if master is None:
         return
@@ -183,7 +183,7 @@ def _start(conf: Mapping[str, str], output: Output | None) -> SparkSession:
         why = first_line(error) if output is None or hasattr(error, "java_exception") else output.cause()
         raise SparkUnavailable(
             f"Spark does not start ({where}): {why}",
-            f"Is its master right (--master, SAMEFOLD_SPARK_MASTER), and is there room for its files? {HELP}",
+            f"Is its master right (--master), and is there room for its files? {HELP}",
         ) from error
 
 

@@ -24,13 +24,13 @@ from infra.observability import logs
 from infra.processes.code_identity import require_code
 from infra.processes.faultpoints import reach
 from infra.processes.garbage_collector import collect_seldom
-from infra.processes.services import Services
 from infra.processes.time_limit import limit_calls
 from projections.engine.live.reader import without_hole
 from projections.engine.live.startup import set_difference
 from projections.engine.live.worker import Worker
 from projections.engine.store.commit import CommitStatus
 from projections.engine.views.core_views import agent_views, code_set
+from spark_jobs.services import Services
 from spark_jobs.task import own_settings
 
 COLUMNS = ("partition", "offset", "unix_millis(timestamp) as time_ms", "value")
@@ -136,7 +136,7 @@ class _Task:
             whole = without_hole(records, (at, to) if known == at else (at,))
             if not whole:
                 return self._result(Status.HOLE, hole=(at, records[0].offset))
-            taken = whole[: worker.settings.agent_batch]
+            taken = whole[: worker.settings.batch]
             reach("batch read")
             done = worker.attempt({self.partition: (reading, taken)}, self.session)
             if done.status is CommitStatus.APPLIED:

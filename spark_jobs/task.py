@@ -18,9 +18,9 @@ from infra.log.clients import KafkaUnavailable
 from infra.processes.code_identity import require_code
 from infra.processes.engines import Argument
 from infra.processes.memory import folding
-from infra.processes.services import Services
 from infra.processes.workers import Advance
 from infra.settings import Settings
+from spark_jobs.services import Services
 
 REPORT_S = 1.0
 PASSING = (KafkaUnavailable, DatabaseUnavailable)
@@ -100,10 +100,7 @@ class Task:
             settings = own_settings()
             sender, function, argument = _unpack(sent)
             sender.require(settings)
-            with (
-                folding(settings.task_memory_mb) as check_memory,
-                _Reporter(settings, self.channel, sent.slot) as reporter,
-            ):
+            with folding() as check_memory, _Reporter(settings, self.channel, sent.slot) as reporter:
                 try:
 
                     def advance(count: int) -> None:

@@ -31,41 +31,20 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Run all checks. Changes nothing, and takes at most a few seconds if Kafka or PostgreSQL is unavailable."""
-    settings: Settings | None = None
-
-    def read_settings() -> str:
-        nonlocal settings
+    of_machine = {"Python": _python, "Java": _java, "Kafka's jars": _jars, "PostgreSQL's binaries": _binaries}
+    findings = [_look(name, look) for name, look in (of_machine | {"Samefold's files": _files}).items()]
+    try:
         settings = Settings()
-        changed = ", ".join(sorted(settings.model_fields_set)) or "all defaults"
-        return f"{changed} ({len(type(settings).model_fields)} in all)"
-
-    looks: list[tuple[str, Callable[[], str]]] = [
-        ("Python", _python),
-        ("Java", _java),
-        ("Kafka's jars", _jars),
-        ("PostgreSQL's binaries", _binaries),
-        ("Samefold's files", _files),
-        ("settings", read_settings),
-    ]
-    findings = [_look(name, look) for name, look in looks]
-    if settings is None:
-        return findings
-    known = settings
-    more: list[tuple[str, Callable[[], str]]] = [
-        ("who asks", lambda: _who_asks(known)),
-        ("files of secrets", lambda: _secrets(known)),
-        ("data folder", lambda: _data_folder(known.data_dir)),
-        ("development stack", lambda: _stack(known.data_dir)),
-        ("Kafka", lambda: _kafka(known)),
-        ("PostgreSQL", lambda: _database(known)),
-    ]
-    findings += [_look(name, look) for name, look in more]
-    findings.insert(-2, _look("TLS", lambda: _tls(known)))
-    if all(found.ok for found in findings[-2:]):  # else it would only repeat that they are unavailable
-        findings.append(_look("topics", lambda: _topics(known)))
-        findings.append(_look("archive", lambda: _archive(known)))
-        findings.append(_look("personal values", lambda: _personal(known)))
-        findings.append(_look("standing still", lambda: _still(known)))
+    except SamefoldError as error:
+        return [*findings, Finding("settings", False, error.message, error.hint)]
+    changed = ", ".join(sorted(settings.model_fields_set)) or "all defaults"
+    findings.append(Finding("settings", True, f"{changed} ({len(type(settings).model_fields)} in all)"))
+    of_settings = {"who asks": _who_asks, "files of secrets": _secrets, "data folder": _data_folder}
+    of_settings |= {"development stack": _stack, "TLS": _tls, "Kafka": _kafka, "PostgreSQL": _database}
+    findings += [_look(name, look, settings) for name, look in of_settings.items()]
+    if all(found.ok for found in findings[-2:]):  # else it would only repeat that Kafka or PostgreSQL is unavailable
+        of_data = {"topics": _topics, "archive": _archive, "personal values": _personal, "standing still": _still}
+        findings += [_look(name, look, settings) for name, look in of_data.items()]
     return findings
 
 
@@ -73,9 +52,9 @@ class Unfit(SamefoldError):
     """Something on this machine is not as Samefold needs it."""
 
 
-def _look(name: str, look: Callable[[], str]) -> Finding:
+def _look(name: str, look: Callable[..., str], *settings: Settings) -> Finding:
     try:
-        return Finding(name, True, look())
+        return Finding(name, True, look(*settings))
     except SamefoldError as error:
         return Finding(name, False, error.message, error.hint)
 
@@ -120,8 +99,8 @@ def _files() -> str:
 def _who_asks(settings: Settings) -> str:
     if settings.auth == "jwt":
         return f"callers with tokens of {settings.jwt_issuer}"
-    if settings.auth_in_front:
-        return "something in front of the API does (SAMEFOLD_AUTH_IN_FRONT): it lets in whoever reaches it"
+    if settings.auth == "in-front":
+        return "something in front of the API does (SAMEFOLD_AUTH=in-front): it lets in whoever reaches it"
     return "nobody (SAMEFOLD_AUTH=off), and the API listens on this machine only"
 
 
@@ -134,23 +113,24 @@ def _secrets(settings: Settings) -> str:
     return "none, or only their owner reads them"
 
 
-def _data_folder(folder: Path) -> str:
-    existing = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
+def _data_folder(settings: Settings) -> str:
+    folder = settings.data_dir.resolve()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise Unfit(f"{existing} can't be written to.", "Set SAMEFOLD_DATA_DIR to a folder of yours.")
     free = shutil.disk_usage(existing).free / 1e9
     if free < MIN_DISK_GB:
         raise Unfit(f"Only {free:.1f} GB are free in {existing}.", f"Free {MIN_DISK_GB} GB, or set SAMEFOLD_DATA_DIR.")
-    return f"{folder.resolve()}, {free:.0f} GB free"
+    return f"{folder}, {free:.0f} GB free"
 
 
-def _stack(folder: Path) -> str:
+def _stack(settings: Settings) -> str:
     """That it is down is no fault: the settings may name another Kafka and PostgreSQL."""
     from tools.dev.stack import Stack
 
-    if not folder.is_dir():
+    if not settings.data_dir.is_dir():
         return "never started here (`samefold dev up` starts it)"
-    status = Stack(folder).status()
+    status = Stack(settings.data_dir).status()
     services = {"Kafka": status["kafka"], "PostgreSQL": status["postgres"]}
     hung = [name for name, service in services.items() if service["running"] and not service["answers"]]
     if hung:
@@ -200,13 +180,13 @@ def _topics(settings: Settings) -> str:
 def _database(settings: Settings) -> str:
     import psycopg
 
-    from infra.database.connect import connect
+    from infra.database.connect import session
     from projections.engine.rebuild.switch import hand_made, pointers
 
     if settings.database_url is None:
         return _not_yet("DATABASE_URL")
     by_hand = list[str]()
-    with connect(settings, "doctor") as connection:
+    with session(settings, "doctor") as connection:
         [(version, user, is_superuser)] = connection.execute(
             "select current_setting('server_version_num')::int / 10000, current_user, rolsuper "
             "from pg_roles where rolname = current_user"
@@ -223,7 +203,7 @@ def _archive(settings: Settings) -> str:
     """That there is none is no fault, as long as Kafka holds the whole log."""
     from infra.archive.manifest import ends_of
     from infra.archive.store import opened
-    from infra.database.connect import connect, named_errors
+    from infra.database.connect import session
     from infra.log.topics import TopicMissing, describe
 
     if settings.kafka_bootstrap is None or settings.database_url is None:
@@ -232,7 +212,7 @@ def _archive(settings: Settings) -> str:
         topic = describe(settings, settings.events_topic)
     except TopicMissing:
         return f"nothing to archive yet ({settings.archive})"
-    with named_errors(settings), connect(settings, "doctor") as connection:
+    with session(settings, "doctor") as connection:
         row = connection.execute("select to_regclass('archive_files')").fetchone()
         ends = ends_of(connection, topic.name) if row and row[0] else {}
         if ends:
@@ -249,7 +229,7 @@ def _archive(settings: Settings) -> str:
 def _still(settings: Settings) -> str:
     """Compares two looks at who has something to do, and names the views that have stopped."""
     from commands.release import decided
-    from infra.database.connect import DatabaseBehind, DatabaseRefused, connect, named_errors
+    from infra.database.connect import DatabaseBehind, DatabaseRefused, session
     from infra.log.clients import KafkaRefused
     from infra.log.topics import Admin, TopicMissing, describe
     from policies.engine.activations import held_policies
@@ -257,7 +237,7 @@ def _still(settings: Settings) -> str:
 
     def look() -> set[tuple[str, int, int]]:
         commands, events = (describe(settings, topic).end for topic in (settings.commands_topic, settings.events_topic))
-        with named_errors(settings), connect(settings, "doctor") as connection:
+        with session(settings, "doctor") as connection:
             query = f"select agent, partition, next_offset, command_offset from positions where topic = %s and agent in {AGENTS}"  # noqa: S608
             agents = connection.execute(query, [settings.events_topic]).fetchall()
         told = decided(Admin(settings), settings)  # of commands that were repeated, the read model knows nothing
@@ -272,7 +252,7 @@ def _still(settings: Settings) -> str:
             before &= look()
         still = f"did not move within {STILL_S:.0f} s, although there is more"
         found = [f"{who}: partition {at} at offset {offset} {still}" for who, at, offset in sorted(before)]
-        with named_errors(settings), connect(settings, "doctor") as connection:
+        with session(settings, "doctor") as connection:
             views, held = stopped_views(connection), held_policies(connection)
         found += [f"{one.view}: stopped at event {one.stream_version} of {one.stream}: {one.error}" for one in views]
         found += [

@@ -11,16 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    Task,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text as RichText
 
@@ -72,28 +63,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
     return made
 
 
-@contextmanager
-def progress(what: str, total: int | None, *, quiet: bool = False) -> Iterator[Callable[[int], None]]:
-    """A progress bar on standard error; the function it gives advances it by so many."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]:>9}/s"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=stderr, disable=quiet, transient=not sys.stderr.isatty()) as bar:
-        task = bar.add_task(what, total=total, rate="")
-
-        def advance(count: int) -> None:
-            bar.advance(task, count)
-            speed = bar.tasks[0].speed
-            bar.update(task, rate=f"{speed:,.0f}" if speed else "")
-
-        yield advance
-
-
 class Stages:
     """A bar per stage of a longer piece of work, with what it does in a second and the time left, on standard error."""
 
@@ -142,3 +111,11 @@ class Stages:
 
     def _now(self, task: TaskID) -> Task:
         return next(one for one in self._bar.tasks if one.id == task)
+
+
+@contextmanager
+def progress(what: str, total: int | None, *, quiet: bool = False) -> Iterator[Callable[[int], None]]:
+    """A bar of one stage; the function it gives advances it by so many."""
+    with Stages(quiet=quiet) as stages:
+        stages.begin(what, total)
+        yield stages.advance

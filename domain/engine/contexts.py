@@ -18,8 +18,9 @@ from pydantic.errors import PydanticUserError
 
 import domain
 from domain.engine import storable, versions
-from domain.engine.personal.fields import Misplaced, decided_decoder, is_personal, sealed_validator, subject_field
+from domain.engine.personal.fields import decided_decoder, is_personal, sealed_validator, subject_field
 from domain.engine.released import KINDS, Kind, golden_bodies, read
+from domain.engine.versions import BadContext as BadContext  # noqa: PLC0414  # exported: it is what `contexts` raises
 from domain.engine.versions import Older, Steps, stored_name, stored_type
 from domain.language import Refusal
 from infra.errors import SamefoldError, in_words
@@ -33,13 +34,9 @@ untried: ContextVar[bool] = ContextVar("untried", default=False)
 """Whether `contexts` leaves the bodies in the record of releases to `samefold events`, which says more about them."""
 
 
-class BadContext(SamefoldError):
-    """A module of `domain/` does not have the shape of a bounded context."""
-
-
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One bounded context, with commands and events by their names in the log. Its constructor raises BadContext, BadVersion.
+    """One bounded context, with commands and events by their names in the log. Its constructor raises BadContext.
 
     Fold with `fold`, from `initial` on: then the state is exactly the one that the database would return.
     """
@@ -68,15 +65,10 @@ class Context:
     """By stored type, the function from a body to a command. They raise pydantic.ValidationError, and what `Older` names."""
 
     def __post_init__(self) -> None:
-        try:
-            for command in self.commands.values():
-                subject_field(command)
-            for kind in (*self.commands.values(), *self.events.values()):
-                is_personal(kind)
-        except Misplaced as error:
-            raise BadContext(
-                f"domain.{self.name}: {error}.", "docs/personal-data.md shows where they can be."
-            ) from error
+        for command in self.commands.values():
+            subject_field(command)
+        for kind in (*self.commands.values(), *self.events.values()):
+            is_personal(kind)
         try:
             is_plain = {event: storable.require_exact(event) for event in self.events.values()}
             object.__setattr__(self, "fold", storable.giving_exactly(self.state, self.evolve))
@@ -162,19 +154,16 @@ def context_of(module: ModuleType) -> Context:
             "Give every field a default: `State()` is the state of a stream without events.",
         ) from error
     commands, events = _commands(module), _by_stored_name(module, "Event")
-    try:
-        return Context(
-            name=module.__name__.rpartition(".")[2],
-            commands=commands,
-            events=events,
-            state=module.State,
-            state_version=module.STATE_VERSION,
-            decide=module.decide,
-            evolve=module.evolve,
-            upcasters=versions.upcasters_of(module, [*commands.values(), *events.values()]),
-        )
-    except versions.BadVersion as error:
-        raise BadContext(str(error), error.hint) from error
+    return Context(
+        name=module.__name__.rpartition(".")[2],
+        commands=commands,
+        events=events,
+        state=module.State,
+        state_version=module.STATE_VERSION,
+        decide=module.decide,
+        evolve=module.evolve,
+        upcasters=versions.upcasters_of(module, [*commands.values(), *events.values()]),
+    )
 
 
 def _commands(module: ModuleType) -> dict[str, type]:

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from domain.engine import storable
 from domain.language import kebab
-from infra.errors import in_words
+from infra.errors import SamefoldError, in_words
 from infra.processes.time_limit import FAULTS, watched
 
 Upcaster: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
@@ -33,12 +33,8 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-class BadVersion(Exception):
-    """A class's versions, its stored name or its upcasters do not fit together. `hint` is what to write."""
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.hint = hint
+class BadContext(SamefoldError):
+    """A module of `domain/` does not have the shape of a bounded context."""
 
 
 class UpcastFailed(ValueError):
@@ -60,10 +56,10 @@ def stored_name(fact: type) -> str:
 
 
 def version_of(fact: type) -> int:
-    """Its `VERSION`, by default 1. Raises BadVersion."""
+    """Its `VERSION`, by default 1. Raises BadContext."""
     version = getattr(fact, "VERSION", 1)
     if type(version) is not int or not 1 <= version < 1_000:
-        raise BadVersion(
+        raise BadContext(
             f"{fact.__name__} has VERSION = {version!r}.",
             "It is a whole number: 1 (the default), 2, …, as in `VERSION: ClassVar[int] = 2`.",
         )
@@ -71,7 +67,7 @@ def version_of(fact: type) -> int:
 
 
 def stored_type(fact: type) -> str:
-    """Name and version as new records hold them: `Deposited`, `Deposited/2`. Raises BadVersion."""
+    """Name and version as new records hold them: `Deposited`, `Deposited/2`. Raises BadContext."""
     return type_of(stored_name(fact), version_of(fact))
 
 
@@ -80,35 +76,35 @@ def type_of(name: str, version: int) -> str:
 
 
 def upcasters_of(module: ModuleType, facts: Sequence[type]) -> dict[type, Steps]:
-    """The upcasters that a context's module has, by class. Raises BadVersion for a gap, an orphan or two of one step."""
+    """The upcasters that a context's module has, by class. Raises BadContext for a gap, an orphan or two of one step."""
     found: dict[type, dict[int, Upcaster]] = {fact: {} for fact in facts}
     marked = [(function, *mark) for function in vars(module).values() for mark in getattr(function, "upcasts", ())]
     for function, fact, version in marked:
         where = f"{module.__name__}: the upcaster `{function.__name__}`"
         if fact not in found:
-            raise BadVersion(
+            raise BadContext(
                 f"{where} is for {fact.__name__}, which is no event or command of this context.",
                 "Remove it, or add the class to `Event` or `Command`.",
             )
         if not 1 <= version < version_of(fact):
-            raise BadVersion(
+            raise BadContext(
                 f"{where} starts from version {version} of {fact.__name__}, which is at version {version_of(fact)}.",
                 f"Write `VERSION = {version + 1}` into {fact.__name__}, or correct the upcaster's version.",
             )
         if found[fact].setdefault(version, function) is not function:
-            raise BadVersion(
+            raise BadContext(
                 f"{where} and `{found[fact][version].__name__}` both start from version {version} of {fact.__name__}.",
                 "Remove one of them.",
             )
     for fact, steps in found.items():
         if not _NAME.fullmatch(stored_name(fact)):
-            raise BadVersion(
+            raise BadContext(
                 f"{module.__name__}: {fact.__name__} is stored as '{stored_name(fact)}'.",
                 "Write letters, digits and underscores into `stored_as`.",
             )
         for version in range(1, version_of(fact)):
             if version not in steps:
-                raise BadVersion(
+                raise BadContext(
                     f"{module.__name__}: {fact.__name__} is at version {version_of(fact)}, but nothing leads from version "
                     f"{version} to {version + 1}.",
                     f"Write, with `{UPCASTER_IMPORT}`,\n@upcaster({fact.__name__}, {version})\n"

@@ -21,6 +21,10 @@ from infra.errors import SamefoldError
 from infra.settings import Settings
 
 Connection = psycopg.Connection[tuple[Any, ...]]
+STATEMENT_TIMEOUT_MS = 30_000
+"""Of one SQL statement. Long ones set their own."""
+LOCK_TIMEOUT_MS = 5_000
+"""Half of what a frozen process may keep its locks for: who waits tries again."""
 
 
 class DatabaseUnavailable(SamefoldError):
@@ -131,7 +135,7 @@ def parameters(
     by_key: bool = False,
 ) -> dict[str, Any]:
     """The same connection as arguments of deadline.py's `Session`, secrets and all. Raises DatabaseRefused, NotConfigured."""
-    statement_timeout_ms = settings.statement_timeout_ms if statement_timeout_ms is None else statement_timeout_ms
+    statement_timeout_ms = STATEMENT_TIMEOUT_MS if statement_timeout_ms is None else statement_timeout_ms
     target = settings.database
     try:
         conninfo_to_dict(target)
@@ -142,7 +146,7 @@ def parameters(
         ) from None
     session = SESSION | {
         "statement_timeout": str(statement_timeout_ms),
-        "lock_timeout": str(settings.lock_timeout_ms),
+        "lock_timeout": str(LOCK_TIMEOUT_MS),
         "idle_in_transaction_session_timeout": str(settings.idle_in_transaction_timeout_ms),
         "transaction_timeout": str(longest_transaction_ms(settings) if short_transactions else 0),
         **(BY_KEY if by_key else {}),
@@ -218,7 +222,7 @@ def longest_transaction_ms(settings: Settings) -> int:
 
     For the other timeouts such a session is neither idle in its transaction nor executing a statement. PostgreSQL 17 or newer.
     """
-    return settings.statement_timeout_ms + settings.idle_in_transaction_timeout_ms
+    return STATEMENT_TIMEOUT_MS + settings.idle_in_transaction_timeout_ms
 
 
 def is_transient(error: BaseException) -> bool:
@@ -307,6 +311,13 @@ def who(connection: Connection, pids: Sequence[int]) -> str:
         f"session {pid} ({name or 'without a name'}, user {user}{f', {state} since {since:%F %T} UTC' if since else ''})"
         for pid, name, user, state, since in found
     )
+
+
+@contextmanager
+def session(settings: Settings, name: str) -> Iterator[Connection]:
+    """A connection while the block lasts, in which psycopg's errors become named ones: what a command needs."""
+    with named_errors(settings), connect(settings, name) as connection:
+        yield connection
 
 
 @contextmanager

@@ -30,6 +30,11 @@ log = logging.getLogger(__name__)
 MAX_IN_FLIGHT = 5
 TRANSACTION_MS = 10_000
 """Until the broker aborts the transaction of a producer that is silent. Meanwhile consumers wait."""
+MAX_COMMAND_BYTES = 262_144
+MAX_COMMIT_BYTES = 900_000
+"""Of one command's events. With what stands around them, a record stays below Kafka's usual limit of 1 MiB."""
+ACK_TIMEOUT_S = 30.0
+"""Until an append without an answer counts as lost. A broker that fails over answers sooner."""
 SOON_S = 10.0
 """A new producer that fails within this time is not replaced again."""
 ACLS = "`samefold topics --acls` prints what each process needs"
@@ -102,8 +107,8 @@ def producer(settings: Settings, *, connection: Connection | None = None) -> Pro
             "linger.ms": 0,
             "compression.type": "lz4",
             "partitioner": LIBRDKAFKA_NAME,
-            "message.timeout.ms": int(settings.ack_timeout_s * 1000),
-            "message.max.bytes": settings.max_commit_bytes + 100_000,
+            "message.timeout.ms": int(ACK_TIMEOUT_S * 1000),
+            "message.max.bytes": MAX_COMMIT_BYTES + 100_000,
             "queue.buffering.max.messages": 500_000,
         }
         | ({"error_cb": connection.on_error} if connection else {})

@@ -39,6 +39,18 @@ class Record(NamedTuple):
     value: bytes | None
 
 
+class Traced(Record):
+    """A record whose trace is known, as readers hand it on while an SDK records."""
+
+    headers: Headers = ()
+
+    @classmethod
+    def of(cls, record: Record, headers: Headers) -> Traced:
+        traced = cls._make(record)
+        traced.headers = headers
+        return traced
+
+
 class EventRecord(msgspec.Struct, frozen=True, gc=False):
     """An event in a commit: its stored name and its body, not decoded."""
 

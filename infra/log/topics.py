@@ -372,9 +372,9 @@ def _log(settings: Settings) -> dict[str, str]:
         "retention.ms": "-1",
         "retention.bytes": "-1",
         "message.timestamp.type": "LogAppendTime",
-        "min.insync.replicas": str(settings.min_insync_replicas),
+        "min.insync.replicas": str((settings.replication_factor + 1) // 2),
         "unclean.leader.election.enable": "false",
-        "max.message.bytes": str(settings.max_commit_bytes + 100_000),
+        "max.message.bytes": str(clients.MAX_COMMIT_BYTES + 100_000),
     }
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from opentelemetry import context, trace
 from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from infra.log.records import Headers, Record
+if TYPE_CHECKING:
+    from infra.log.records import Headers
 
 MAX_BYTES = 512
 """Of either header; a longer one is ignored."""
@@ -52,22 +54,10 @@ def context_of(headers: Iterable[tuple[str | bytes, bytes | None]]) -> context.C
     return _propagator.extract(found, _NOWHERE) if len(found.get("traceparent", ())) == 1 else _NOWHERE
 
 
-class Traced(Record):
-    """A record whose trace is known, as readers hand it on while an SDK records."""
-
-    headers: Headers = ()
-
-    @classmethod
-    def of(cls, record: Record, headers: Headers) -> Traced:
-        traced = cls._make(record)
-        traced.headers = headers
-        return traced
-
-
 @contextmanager
-def of_batch(name: str, records: Iterable[Record], attributes: Mapping[str, str | int]) -> Iterator[Span]:
-    """The current span of work on a batch, linked to that of each traced record, and within their trace if they have but one."""
-    found = (trace.get_current_span(context_of(one.headers)) for one in records if isinstance(one, Traced))
+def of_batch(name: str, records: Iterable[Headers], attributes: Mapping[str, str | int]) -> Iterator[Span]:
+    """The current span of work on a batch, linked to that of each record by its headers, and within their trace if it is one."""
+    found = (trace.get_current_span(context_of(headers)) for headers in records)
     links = [context for one in found if (context := one.get_span_context()).is_valid]
     within = _NOWHERE
     if len({link.trace_id for link in links}) == 1:

@@ -72,9 +72,7 @@ class Local:
         self.processes = processes
 
     def run(self, task: Callable[[A, Advance], R], arguments: Sequence[A], records: int, advance: Advance) -> list[R]:
-        memory_mb = arguments[0].settings.task_memory_mb if arguments else None
-        processes = workers.processes_for(records, self.processes)
-        return workers.run(task, arguments, processes, advance, memory_mb=memory_mb)
+        return workers.run(task, arguments, workers.processes_for(records, self.processes), advance)
 
 
 EngineFor = Callable[[int], Engine]

@@ -1,6 +1,6 @@
 """The memory that a rebuild's task may use: it stops with a named error before the machine begins to swap.
 
-A task regularly compares its process's memory with its limit, or with what is free. A container's limit counts as the machine's
+A task regularly checks how much memory is free. A container's limit counts as the machine's
 (cgroup v2); an executor's own limit (`spark.executor.pyspark.memory`) raises Python's MemoryError.
 """
 
@@ -34,16 +34,16 @@ class MemoryShort(SamefoldError):
 
 
 @contextmanager
-def folding(most_mb: int | None) -> Iterator[Callable[[], None]]:
+def folding() -> Iterator[Callable[[], None]]:
     """Switch the garbage collector off while a task folds; yields a function to call often, which raises MemoryShort.
 
-    `most_mb` is the process's limit; without one, it may use all but the last few percent. The objects that a fold makes live as
-    long as the fold, and the collector, visiting them again and again, took half of a load's time.
+    The objects that a fold makes live as long as the fold, and the collector, visiting them again and again, took half of a load's
+    time.
     """
     was = gc.isenabled()
     gc.disable()
     try:
-        yield _Limit(most_mb).check
+        yield _check_seldom()
     except MemoryError as error:
         raise MemoryShort(f"A task that used {_used() >> 20:,} MB got no more memory.", HINT) from error
     finally:
@@ -51,28 +51,22 @@ def folding(most_mb: int | None) -> Iterator[Callable[[], None]]:
             gc.enable()
 
 
-class _Limit:
-    def __init__(self, most_mb: int | None) -> None:
-        self._most = None if most_mb is None else most_mb << 20
-        self._next = 0.0
+def _check_seldom() -> Callable[[], None]:
+    """A function that checks the memory when it is called, at most every CHECK_S."""
+    due = 0.0
 
-    def check(self) -> None:
-        now = time.monotonic()
-        if now < self._next:
+    def check() -> None:
+        nonlocal due
+        if (now := time.monotonic()) < due:
             return
-        self._next = now + CHECK_S
-        used = _used()
-        if self._most is not None and used > self._most:
+        due = now + CHECK_S
+        free, total = free_and_total()
+        if free < total * KEEP_FREE and (used := _used()) > SMALL:
             raise MemoryShort(
-                f"A task uses {used >> 20:,} MB, more than the {self._most >> 20:,} MB that it may (SAMEFOLD_TASK_MEMORY_MB).",
-                HINT,
+                f"A task uses {used >> 20:,} MB, and of {total >> 20:,} MB only {free >> 20:,} are free.", HINT
             )
-        if self._most is None and used > SMALL:
-            free, total = free_and_total()
-            if free < total * KEEP_FREE:
-                raise MemoryShort(
-                    f"A task uses {used >> 20:,} MB, and of {total >> 20:,} MB only {free >> 20:,} are free.", HINT
-                )
+
+    return check
 
 
 def _used() -> int:

@@ -48,12 +48,7 @@ def processes_for(records: int, wanted: int | None = None) -> int:
 
 
 def run(
-    task: Callable[[T, Advance], R],
-    arguments: Iterable[T],
-    processes: int,
-    advance: Advance = lambda _count: None,
-    *,
-    memory_mb: int | None = None,
+    task: Callable[[T, Advance], R], arguments: Iterable[T], processes: int, advance: Advance = lambda _count: None
 ) -> list[R]:
     """`task(argument, advance)` for each argument; the results in the arguments' order.
 
@@ -63,7 +58,7 @@ def run(
     """
     waiting = list(arguments)
     if processes <= 1 or len(waiting) <= 1:
-        with folding(memory_mb) as check_memory:
+        with folding() as check_memory:
 
             def checked(count: int) -> None:
                 advance(count)
@@ -74,7 +69,7 @@ def run(
     stop = context.Event()
     counts = context.Array("q", len(waiting), lock=False)
     with ProcessPoolExecutor(
-        min(processes, len(waiting)), mp_context=context, initializer=_begin, initargs=(stop, counts, memory_mb, CODE)
+        min(processes, len(waiting)), mp_context=context, initializer=_begin, initargs=(stop, counts, CODE)
     ) as pool:
         try:
             futures = [pool.submit(_task, task, argument, slot) for slot, argument in enumerate(waiting)]
@@ -103,12 +98,12 @@ def _watch(futures: list[Future[R]], counts: Any, advance: Advance) -> None:
             future.result()
 
 
-_shared: list[tuple[Event, Any, int | None, Mapping[str, str]]] = []
-"""What a worker process gets at its start: the stop event, the counts, its memory limit, and its parent's code."""
+_shared: list[tuple[Event, Any, Mapping[str, str]]] = []
+"""What a worker process gets at its start: the stop event, the counts, and its parent's code."""
 
 
-def _begin(stop: Event, counts: Any, memory_mb: int | None, code: Mapping[str, str]) -> None:
-    _shared.append((stop, counts, memory_mb, code))
+def _begin(stop: Event, counts: Any, code: Mapping[str, str]) -> None:
+    _shared.append((stop, counts, code))
     # Ctrl-C reaches the whole group: the parent handles it and stops the tasks
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -124,10 +119,10 @@ def _end_with_parent() -> None:
 
 
 def _task(task: Callable[[T, Advance], R], argument: T, slot: int) -> R:
-    ((stop, counts, memory_mb, code),) = _shared
+    ((stop, counts, code),) = _shared
     require_code(code)
 
-    with folding(memory_mb) as check_memory:
+    with folding() as check_memory:
 
         def advance(count: int) -> None:
             counts[slot] += count

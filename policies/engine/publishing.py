@@ -163,7 +163,7 @@ class Lane:
             if self._disturbed:
                 log.info("publisher, partition %d: a connection broke; a new producer goes on", self.partition)
                 return
-            records = reader.take(self._work.settings.agent_batch, POLL_S).get(self.partition, [])
+            records = reader.take(self._work.settings.batch, POLL_S).get(self.partition, [])
             for outgoing, after, error in self._parts(reading, records):
                 producer.poll(0)
                 if self._must_end():

@@ -31,7 +31,7 @@ from policies.engine.outbox import view_of
 from policies.engine.policy import Policy
 from projections.engine.fold.errors import POLICY, EngineStop, OtherCode
 from projections.engine.live.agent import Agent
-from projections.engine.live.reader import Reader
+from projections.engine.live.reader import MAX_AGE_S, Reader
 from projections.engine.live.worker import Worker
 from projections.engine.store.positions import Live, Positions, read_positions
 
@@ -116,8 +116,8 @@ def agent_of(settings: Settings, policy: Policy, name: str, posted: Callable[[],
     """The agent that folds a policy. `posted` is called when a batch has left posts."""
     reader = Reader(
         {policy.agent: policy.version},
-        batch=settings.agent_batch,
-        max_age=settings.agent_max_age_ms / 1000,
+        batch=settings.batch,
+        max_age=MAX_AGE_S,
         difference=difference,
         look_again=LOOK_AGAIN_S,
         waits=EngineStop,  # its partitions stay this process's, and what it wished before is sent

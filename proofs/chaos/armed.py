@@ -19,12 +19,22 @@ from itertools import count
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Literal, NamedTuple
+from unittest.mock import patch
 
+from infra.database import connect
+from infra.log import clients
 from infra.processes import faultpoints
 from infra.processes.faultpoints import Point
 from proofs.patches import Edit, edited
 
 SOCKET, LACKING = "CHAOS_SOCKET", "CHAOS_LACKING"
+ACK_TIMEOUT_S = 3.0
+SHORT = {
+    (connect, "STATEMENT_TIMEOUT_MS"): 3_000,
+    (connect, "LOCK_TIMEOUT_MS"): 1_000,
+    (clients, "ACK_TIMEOUT_S"): ACK_TIMEOUT_S,
+}
+"""Short enough to outlast each in seconds, as the settings of `ground.py`."""
 Action = Literal["kill", "freeze", "tell"]
 """What a process does to itself at a point; `tell` only reports that it is there."""
 _SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
@@ -188,6 +198,8 @@ def main() -> None:
     faultpoints.hook = armed.reach
     sys.argv = [module, *rest]
     with ExitStack() as lacking:
+        for (owner, name), value in SHORT.items():
+            lacking.enter_context(patch.object(owner, name, value))
         if rule := json.loads(os.environ.get(LACKING, "{}")).get(module):
             lacking.enter_context(edited(*RULES[rule]))
         runpy.run_module(module, run_name="__main__", alter_sys=True)

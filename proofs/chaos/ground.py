@@ -27,12 +27,8 @@ SOCKET = ".s.PGSQL.5432"
 SHORT = {
     "partitions": 4,
     "session_timeout_ms": 2_000,
-    "statement_timeout_ms": 3_000,
     "idle_in_transaction_timeout_ms": 1_000,
-    "lock_timeout_ms": 1_000,
-    "ack_timeout_s": 3.0,
-    "handler_batch": 50,
-    "agent_batch": 100,
+    "batch": 50,
 }
 """Short enough to outlast every timeout in seconds, batches small enough to hit the middle of one."""
 

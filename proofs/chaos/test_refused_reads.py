@@ -28,7 +28,6 @@ OTHERS = pytest.mark.prove(part="chaos")
 
 UNKNOWN_SERVER_ERROR = -1
 WAITING = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
-LONG = ("lock", "statement", "idle_in_transaction")
 LONG_MS = 60_000
 
 
@@ -77,8 +76,10 @@ class Reads(KafkaWire):
 @pytest.fixture
 def world(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Set up, with one partition. Who goes through the proxy has its reads of commands changed."""
-    waits = {f"{of}_timeout_ms": LONG_MS for of in LONG}
-    world = ground.world().model_copy(update={"partitions": 1, "run_ahead": 2, "handler_batch": 500} | waits)
+    for name in ("LOCK_TIMEOUT_MS", "STATEMENT_TIMEOUT_MS"):
+        monkeypatch.setattr(f"infra.database.connect.{name}", LONG_MS)
+    few = {"partitions": 1, "run_ahead": 2, "batch": 500, "idle_in_transaction_timeout_ms": LONG_MS}
+    world = ground.world().model_copy(update=few)
     set_up(world)
     monkeypatch.setattr(ground.kafka, "wire", Reads)
     changes(world, world.commands_topic)

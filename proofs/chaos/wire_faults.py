@@ -15,6 +15,7 @@ from typing import Literal, get_args
 import psutil
 
 from infra.processes.supervisor import Child
+from proofs.chaos.armed import ACK_TIMEOUT_S
 from proofs.chaos.crew import is_stopped
 from proofs.chaos.field import Field
 from proofs.chaos.process_faults import PAST_ALL_S, building, ended, some_views
@@ -59,7 +60,7 @@ def produce_answer_held(field: Field) -> bool:
         fenced = _writer(field, rule)
         if fenced is None:
             return False
-        late = began + 1.3 * field.world.ack_timeout_s
+        late = began + 1.3 * ACK_TIMEOUT_S
         field.until(lambda: time.monotonic() > late, "the acknowledgement is too late")
         field.effects.took_effect("produce: answer held past the time-out")
     finally:

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from tools.cli import Json
+
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="The database's tables.", no_args_is_help=True)
@@ -17,7 +19,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="db")
 
 
-def upgrade(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+def upgrade(as_json: Json = False) -> None:
     """Bring the database to this code's newest migration. Safe to run again, and by several at once."""
     from infra.settings import Settings
     from tools.migrations import migrate
@@ -71,11 +73,11 @@ def roles(
     SAMEFOLD_DATABASE_URL must name an administrator to apply it, anybody to print it.
     """
     from infra.database import roles as found
-    from infra.database.connect import connect, named_errors
+    from infra.database.connect import session
     from infra.settings import Settings
 
     settings = Settings()
-    with named_errors(settings), connect(settings, "samefold db roles") as connection:
+    with session(settings, "samefold db roles") as connection:
         if apply:
             count = found.apply(settings, connection, prefix)
             typer.echo(f"Applied {count} statements. `samefold db password ROLE` sets a role's password.")
@@ -89,7 +91,7 @@ def password(role: Annotated[str, typer.Argument(help="A role's whole name, e.g.
     import sys
 
     from infra.database import roles as found
-    from infra.database.connect import connect
+    from infra.database.connect import session
     from infra.settings import Settings
 
     if sys.stdin.isatty():
@@ -99,6 +101,6 @@ def password(role: Annotated[str, typer.Argument(help="A role's whole name, e.g.
     if not (secret and secret.isprintable()):
         raise typer.BadParameter("it is empty, or holds a character that no password may", param_hint="the password")
     settings = Settings()
-    with connect(settings, "samefold db password") as connection:
+    with session(settings, "samefold db password") as connection:
         found.set_password(settings, connection, role, secret)
     typer.echo(f"Set the password of {role}.")

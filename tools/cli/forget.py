@@ -25,7 +25,7 @@ def forget(
     Safe to run again. A subject without keys is forgotten too: nothing personal can be written about them any more.
     """
     from domain.engine.personal.keys import Keys, require_subject
-    from infra.database.connect import connect, named_errors
+    from infra.database.connect import session
     from infra.settings import Settings
     from tools import terminal
 
@@ -34,7 +34,7 @@ def forget(
     keys = Keys(settings)
     if not yes:
         typer.confirm(f"Forget '{subject}' for good? No backup of Samefold's brings it back.", abort=True, err=True)
-    with named_errors(settings), connect(settings, "samefold forget") as connection:
+    with session(settings, "samefold forget") as connection:
         found = keys.forget(connection, subject)
     destroyed = f"{found.keys} {'key was' if found.keys == 1 else 'keys were'} destroyed."
     nothing = "It was forgotten before." if found.before else "Nothing was found under this name: check it."

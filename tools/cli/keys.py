@@ -34,13 +34,13 @@ def rotate(as_json: Json = False) -> None:
     """Wrap every key again with the file's first master key; then the others are not needed. Safe to run again, while all runs."""
     from domain.engine.personal.keys import Keys
     from domain.engine.personal.masters import masters
-    from infra.database.connect import connect, named_errors
+    from infra.database.connect import session
     from infra.settings import Settings
     from tools import terminal
 
     settings = Settings()
     keys = Keys(settings)
-    with named_errors(settings), connect(settings, "samefold keys") as connection:
+    with session(settings, "samefold keys") as connection:
         keys.start(connection)
         with terminal.progress("keys", keys.open_count(connection), quiet=as_json) as done:
             count = keys.rotate(connection, done)

@@ -13,17 +13,7 @@ from typing import Annotated
 
 import typer
 
-from infra.errors import SamefoldError
-
 FIRST_MIGRATION = "from tools.migrations.migrate import revise_without_database as revise; revise('first tables')"
-
-
-class FolderInUse(SamefoldError):
-    """The new service's folder is not empty."""
-
-
-class NotAClone(SamefoldError):
-    """Samefold itself is not in a git repository."""
 
 
 def register(app: typer.Typer) -> None:
@@ -49,9 +39,9 @@ def new(
     check_service(name, root / "requirements")
     check_context(context)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FolderInUse(f"{folder} is not empty.", "Name a new folder.")
+        raise copying.NotCopied(f"{folder} is not empty.", "Name a new folder.")
     if not (root / ".git").exists():
-        raise NotAClone(
+        raise copying.NotCopied(
             f"{root} is not a git repository, so a service could not be updated.", "Clone Samefold with git."
         )
     typer.echo(f"Copying Samefold's files into {folder}")

@@ -122,7 +122,7 @@ def switch(
     So it is refused while handlers of a release run that know them, and while policies have wished them.
     """
     from commands.release import require_alone
-    from infra.database.connect import connect, named_errors
+    from infra.database.connect import session
     from infra.settings import Settings
     from projections.engine.rebuild.rebuild import go_to
     from projections.engine.store.command_types import drop_other_types, live_types, own_types, require_unwished
@@ -136,14 +136,14 @@ def switch(
             f"this code has {view} v{views[view].version}; to make v{version} live, run the code that has it"
         )
     if view is None:
-        with named_errors(settings), connect(settings, "samefold switch") as connection:
+        with session(settings, "samefold switch") as connection:
             unknown = live_types(connection) - own_types()
             require_unwished(connection)
         require_alone(settings, unknown)
     with _telling_what_became([view] if view else []), Stages(quiet=as_json) as stages:
         result = go_to(settings, [view] if view else [], views, progress=stages, wait_s=wait)
         if view is None:
-            with named_errors(settings), connect(settings, "samefold switch") as connection:
+            with session(settings, "samefold switch") as connection:
                 # they may have been started meanwhile: to switch can take minutes
                 require_alone(settings, live_types(connection) - own_types())
                 gone = tuple(map(str, drop_other_types(connection, settings.events_topic)))
@@ -172,7 +172,7 @@ def resume(
 
 def _offer(names: list[str]) -> None:
     """Say where going back to a table that is there would do."""
-    from infra.database.connect import connect, named_errors
+    from infra.database.connect import session
     from infra.settings import Settings
     from projections.engine.rebuild.rebuild import old_builds
     from projections.engine.views.core_views import all_views
@@ -180,7 +180,7 @@ def _offer(names: list[str]) -> None:
 
     settings = Settings()
     asked = [view for name, view in all_views().items() if name in names]
-    with named_errors(settings), connect(settings, "samefold rebuild") as connection:
+    with session(settings, "samefold rebuild") as connection:
         for build in old_builds(connection, asked):
             stderr.print(
                 f"{build.table} is of this version too: `samefold switch {build.view} {build.version}` would only catch it up.",
@@ -204,12 +204,12 @@ def _telling_what_became(names: list[str]) -> Iterator[None]:
 
 
 def _live(names: list[str]) -> dict[str, str]:
-    from infra.database.connect import connect, named_errors
+    from infra.database.connect import session
     from infra.settings import Settings
     from projections.engine.rebuild.switch import pointers
 
     settings = Settings()
-    with named_errors(settings), connect(settings, "samefold rebuild") as connection:
+    with session(settings, "samefold rebuild") as connection:
         return {view: at.table for view, at in pointers(connection).items() if view in names or not names}
 
 

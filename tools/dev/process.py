@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -110,7 +111,7 @@ def runs(folder: Path) -> bool:
 def find(program: str, marker: str | Path) -> psutil.Process | None:
     """The process that has `program`, with or without a path, and `marker` among its arguments.
 
-    It may stand behind an interpreter: so it is found already while `detach.py` is about to become it.
+    It may stand behind an interpreter: so it is found already while `unprivileged.py` is about to become it.
     """
     for process in psutil.process_iter(["cmdline"]):
         arguments: list[str] = process.info["cmdline"] or []
@@ -120,8 +121,25 @@ def find(program: str, marker: str | Path) -> psutil.Process | None:
 
 
 def start_detached(command: list[str], log: Path, claim: int) -> None:
-    """Returns when the process exists; it may not be ready, and may have failed (the log says why)."""
-    subprocess.run(python_script("detach.py", log, *command), check=True, pass_fds=[claim], env=utf8(os.environ))
+    """Start a program that outlives this process, in a session of its own: a Ctrl-C in the terminal does not reach it.
+
+    Returns when the process exists; it may not be ready, and may have failed (the log says why).
+    """
+    log.touch(0o600)
+    with log.open("ab") as output:
+        started = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=[claim],
+            env=utf8(os.environ),
+            start_new_session=True,
+            umask=0o077,
+        )
+    threading.Thread(
+        target=started.wait, name=f"end of {command[0]}", daemon=True
+    ).start()  # it leaves no zombie behind
 
 
 def run(command: list[str], claim: int) -> subprocess.CompletedProcess[str]:

@@ -57,17 +57,18 @@ def _jar(file: str, digest: str, shipped: bool) -> dict[str, Any]:
 
 
 def _cyclonedx(*arguments: str | Path) -> Any:
+    which, *of = arguments
     command = [
         TOOLS / "python",
         "-W",
         "ignore",
         "-m",
         "cyclonedx_py",
-        *arguments[:1],
+        which,
         "--output-reproducible",
         "--of",
         "JSON",
-        *arguments[1:],
+        *of,
     ]
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)
 

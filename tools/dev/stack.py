@@ -62,7 +62,7 @@ class Stack:
     def up(self) -> None:
         """Start what does not run; 0.1 s when both do.
 
-        Raises FolderUnusable, StartFailed, JavaMissing, JarsMissing, PostgresMissing.
+        Raises FolderUnusable, StartFailed, JavaMissing, JarsMissing.
         """
         with self._alone(), ThreadPoolExecutor(2) as pool:
             # Both at once: each of them waits mostly for itself.

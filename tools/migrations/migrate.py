@@ -28,7 +28,15 @@ from alembic.util import rev_id
 from sqlalchemy.pool import NullPool
 
 from infra.database import revisions, schema
-from infra.database.connect import Connection, connect, is_transient, named_error, named_errors, patient_ms
+from infra.database.connect import (
+    LOCK_TIMEOUT_MS,
+    Connection,
+    connect,
+    is_transient,
+    named_error,
+    named_errors,
+    patient_ms,
+)
 from infra.database.own_tables import VIEW_TABLE
 from infra.database.revisions import BRANCHES, CORE, VIEWS
 from infra.database.roles import settle
@@ -61,7 +69,7 @@ def upgrade(settings: Settings) -> tuple[list[str], list[str]]:
     def act(connection: sa.Connection, config: Config) -> tuple[list[str], list[str]]:
         connection.execute(sa.text("set local lock_timeout = 0"))  # another upgrade may take long
         connection.execute(sa.text("select pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-        connection.execute(sa.text(f"set local lock_timeout = {settings.lock_timeout_ms}"))
+        connection.execute(sa.text(f"set local lock_timeout = {LOCK_TIMEOUT_MS}"))
         revisions.heads()
         before = _applied(connection)
         revisions.require_known(before)

@@ -33,10 +33,6 @@ class BrokenFile(SamefoldError):
     """One of Samefold's own notes in a service can't be read."""
 
 
-class NotClean(SamefoldError):
-    """The git repository has changes that are not committed."""
-
-
 class NotCopied(SamefoldError):
     """Samefold's files could not be copied or updated."""
 
@@ -62,13 +58,13 @@ def copy(clone: Path, folder: Path, name: str) -> None:
 def update(root: Path, ref: str | None, clone: Path | None) -> Updated:
     """Update Samefold's files to `ref`, by default the newest release.
 
-    Replaces unchanged files and merges changed ones. Raises NotAService, BrokenFile, NotClean, NotCopied; files are then as before.
+    Replaces unchanged files and merges changed ones. Raises NotAService, BrokenFile, NotCopied; files are then as before.
     """
     before = answers(root)
     if git(root, "status", "--porcelain", "--untracked-files=all"):
-        raise NotClean(f"{root} has changes that are not committed.", "Commit or stash them, then update again.")
+        raise NotCopied(f"{root} has changes that are not committed.", "Commit or stash them, then update again.")
     if any((root / git(root, "rev-parse", "--git-path", name).strip()).exists() for name in UNFINISHED):
-        raise NotClean(f"{root} is in the middle of a merge or a rebase.", "Finish or abort it, then update again.")
+        raise NotCopied(f"{root} is in the middle of a merge or a rebase.", "Finish or abort it, then update again.")
     mine = [name for name in changed(root) or () if (root / name).exists()]
     wanted = ("--vcs-ref", ref) if ref else ()
     try:

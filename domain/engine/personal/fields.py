@@ -17,51 +17,43 @@ from pydantic import TypeAdapter, ValidationError
 
 from domain.engine.schemas import schema_of
 from domain.engine.value_limits import within_limits
-from domain.engine.versions import summary
+from domain.engine.versions import BadContext, summary
 from domain.language import SEALED, PersonalText
-
-
-class Misplaced(Exception):
-    """A personal field, or that of a subject, where it can't be."""
 
 
 @cache
 def is_personal(kind: type) -> bool:
-    """Whether a command or event has personal fields, its parts included. Raises Misplaced."""
+    """Whether a command or event has personal fields, its parts included. Raises BadContext."""
     schema = schema_of(kind, by_alias=False)
     if wrong := next(filter(None, _marked(schema)), ""):
-        raise Misplaced(f"{kind.__name__} {wrong}")
+        raise _misplaced(kind, wrong)
     hints, fields = get_type_hints(kind, include_extras=True), schema.get("properties", {})
     declared = Counter(name for name, hint in hints.items() for _ in range(_declared(hint, (kind,))))
     shown = Counter[str](name for name, one in fields.items() for _ in _marked(one))
     personal = declared | shown
     if personal and (hidden := personal - (shown & Counter(_sealed(TypeAdapter(kind).core_schema, {})))):
-        raise Misplaced(f"{kind.__name__} {_HIDDEN.format(min(hidden))}")
+        raise _misplaced(kind, _HIDDEN.format(min(hidden)))
     return bool(personal)
 
 
 @cache
 def subject_field(kind: type) -> str | None:
-    """The command's field that names the subject. Raises Misplaced."""
+    """The command's field that names the subject. Raises BadContext."""
     whole = schema_of(kind, by_alias=False)
     fields = whole.get("properties", {})
     found = [name for name, schema in fields.items() if "x-subject" in schema]
     if len(found) > 1:
-        raise Misplaced(f"{kind.__name__} has two subjects, {found[0]} and {found[1]}: it can have one")
+        raise _misplaced(kind, f"has two subjects, {found[0]} and {found[1]}: it can have one")
     if deeper := next(
         (name for name, schema in fields.items() if name not in found and "'x-subject'" in repr(schema)), ""
     ):
-        raise Misplaced(
-            f"{kind.__name__} has a SubjectId within {deeper}: it can only be a field of the command, never None"
-        )
+        raise _misplaced(kind, f"has a SubjectId within {deeper}: it can only be a field of the command, never None")
     for name, hint in get_type_hints(kind, include_extras=True).items():
         if name not in found and "x-subject" in repr(hint):
-            raise Misplaced(
-                f"{kind.__name__} has a SubjectId, {name}, that SkipJsonSchema or its like hides: leave it out"
-            )
+            raise _misplaced(kind, f"has a SubjectId, {name}, that SkipJsonSchema or its like hides: leave it out")
     if found and ("x-personal" in fields[found[0]] or found[0] not in whole.get("required", ())):
-        raise Misplaced(
-            f"{kind.__name__} has a SubjectId, {found[0]}, that is personal itself or has a default: many people would share it"
+        raise _misplaced(
+            kind, f"has a SubjectId, {found[0]}, that is personal itself or has a default: many people would share it"
         )
     return found[0] if found else None
 
@@ -90,6 +82,12 @@ def decided_decoder(kind: type, decode: Callable[[Any], Any]) -> Callable[[Any],
             raise ValueError(f"decide returned a {kind.__name__}: {summary(error)}") from None
 
     return read
+
+
+def _misplaced(kind: type, what: str) -> BadContext:
+    return BadContext(
+        f"{kind.__module__}: {kind.__name__} {what}.", "docs/personal-data.md shows where personal values can be."
+    )
 
 
 def _declared(hint: Any, within: tuple[Any, ...]) -> int:

@@ -24,7 +24,7 @@ from msgspec import UNSET, UnsetType
 from psycopg_pool import AsyncConnectionPool
 
 from domain.engine.personal.masters import Masters, masters
-from infra.database.connect import Connection, connect, is_transient, named_errors
+from infra.database.connect import Connection, is_transient, session
 from infra.errors import SamefoldError
 from infra.log import clients, topics
 from infra.log.records import ENVELOPE, Record, unreadable
@@ -206,7 +206,7 @@ class Keys:
             return await asyncio.to_thread(self._alone, subjects)
 
     def _alone(self, subjects: Set[str]) -> dict[str, DataKey | None]:
-        with named_errors(self._settings), connect(self._settings, "samefold keys") as connection:
+        with session(self._settings, "samefold keys") as connection:
             return self.keys_of(connection, subjects)
 
     def key_for(self, connection: Connection, subject: str) -> DataKey:
@@ -300,7 +300,7 @@ class Keys:
         status, beat_at = StatusLog(log, "keys"), float("-inf")
         while not closing.is_set():
             try:
-                with named_errors(self._settings), connect(self._settings, "samefold keys") as connection:
+                with session(self._settings, "samefold keys") as connection:
                     while not closing.wait(AGAIN_S if self.is_started else 0):
                         (self.catch_up if self.is_started else self.start)(connection)
                         status.well("topic", "keys are copied again")

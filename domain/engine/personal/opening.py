@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from domain.engine.personal.keys import Keys
 from domain.engine.personal.tokens import key_ids, opened_value
-from infra.database.connect import connect, named_errors
+from infra.database.connect import session
 from infra.settings import Settings
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ def shown(settings: Settings, value: T) -> T:
     if not (ids := key_ids(json.dumps(value, default=str))):
         return value
     keys = Keys(settings)
-    with named_errors(settings), connect(settings, "samefold personal values") as connection:
+    with session(settings, "samefold personal values") as connection:
         keys.start(connection)
         shown: T = opened_value(value, keys.keys_for(connection, ids))
     return shown

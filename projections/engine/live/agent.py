@@ -39,7 +39,17 @@ from infra.processes.process_end import Parts, exit_code_of
 from infra.processes.time_limit import limit_calls, serve_main_thread
 from infra.settings import Settings
 from projections.engine.live.log_reader import LogReader
-from projections.engine.live.reader import Action, Apply, Reader, ReadPositions, Seek, Stop, Wait, WaitForNewerCode
+from projections.engine.live.reader import (
+    MAX_AGE_S,
+    Action,
+    Apply,
+    Reader,
+    ReadPositions,
+    Seek,
+    Stop,
+    Wait,
+    WaitForNewerCode,
+)
 from projections.engine.live.worker import Worker
 from projections.engine.store.commit import BatchResult, CommitStatus
 from projections.engine.store.event_types import own_event_types
@@ -228,7 +238,7 @@ class Agent:
             self._do(self.reader.tick(self._now()))
             return
         wait = 0.1 if self.reader.due is None else max(self.reader.due - self._now(), 0.0)
-        taken = await self._fetcher.take(wanted, self.settings.agent_batch, wait)
+        taken = await self._fetcher.take(wanted, self.settings.batch, wait)
         for partition, (records, end) in taken.items():
             self._do(self.reader.records(partition, records, end, self._now()))
         if taken:
@@ -346,8 +356,7 @@ class Agent:
 def views_agent(settings: Settings, agent: str, name: str) -> Agent:
     """The agent that keeps the views which name it. Raises BadView where none does."""
     views = agent_views(agent)
-    max_age = settings.agent_max_age_ms / 1000
-    reader = Reader(code_set(views), batch=settings.agent_batch, max_age=max_age, lanes=LANES)
+    reader = Reader(code_set(views), batch=settings.batch, max_age=MAX_AGE_S, lanes=LANES)
     return Agent(settings, Worker(settings, agent, views, name, lanes=LANES), reader, name)
 
 

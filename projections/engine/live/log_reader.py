@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from confluent_kafka import Consumer, TopicPartition
 
 from infra.log import clients
-from infra.log.records import Record
+from infra.log.records import Record, Traced
 from infra.log.source import archived, is_not_held, named
 from infra.observability import tracing
 from infra.settings import Settings
@@ -100,7 +100,7 @@ class LogReader:
                 new(Record, (partition, message.offset(), message.timestamp()[1], message.key(), message.value()))
             )
             if tracing_them and (headers := message.headers()):
-                mine[-1] = tracing.Traced.of(mine[-1], headers)
+                mine[-1] = Traced.of(mine[-1], headers)
         return taken
 
     def _assign(self, full: Collection[int]) -> None:

@@ -28,6 +28,8 @@ BATCH_BYTES = 32 * 1024 * 1024
 """Size at which a batch is full."""
 FEW = 8
 """While another batch runs, or under load, the next one starts at once only with this fraction (1/8) of a full batch."""
+MAX_AGE_S = 0.005
+"""Longest wait for a batch to grow: little beside what its transaction takes."""
 LOADED = 8
 """Records of a batch that are load: the next ones may gather."""
 LOOK_AGAIN_S = 0.1

@@ -24,7 +24,7 @@ from infra.database.connect import Connection, DatabaseUnavailable, connect, nam
 from infra.database.revisions import DatabaseAhead, require_schema
 from infra.errors import SamefoldError
 from infra.log.contract import Contract
-from infra.log.records import Record, decode_value
+from infra.log.records import Record, Traced, decode_value
 from infra.log.rule import Reading, Void, read_readable
 from infra.log.source import LogTrimmed
 from infra.log.topics import Topic, describe
@@ -175,7 +175,8 @@ class Worker:
             return self._measured(takes, turn, lane)
         records = [record for _, records in takes.values() for record in records]
         known = {"samefold.agent": self.agent, "samefold.partitions": ",".join(map(str, takes))}
-        with tracing.of_batch("fold", records, known | {"samefold.records": len(records)}) as span:
+        headers = [record.headers for record in records if isinstance(record, Traced)]
+        with tracing.of_batch("fold", headers, known | {"samefold.records": len(records)}) as span:
             result = self._measured(takes, turn, lane)
             span.set_attribute("samefold.status", result.status)
             return result
@@ -204,7 +205,7 @@ class Worker:
                         return result
                     readings |= result.readings
                     reading = readings.get(partition, reading)
-                    self._most = self._most * 2 if self._most < self.settings.agent_batch else 0
+                    self._most = self._most * 2 if self._most < self.settings.batch else 0
                     if not is_suspect:
                         self._begun.add(partition)
         return BatchResult(CommitStatus.APPLIED, readings)

@@ -188,12 +188,15 @@ def test_callers_beyond_the_bound_wait_for_a_place(world: Settings) -> None:
 
 
 @pytest.mark.slow
-def test_commands_are_refused_while_the_read_model_is_too_far_behind(world: Settings) -> None:
+def test_commands_are_refused_while_the_read_model_is_too_far_behind(
+    world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_commands, "MAX_LAG", 10)
     set_up(world)
     with handler(world):
         send(world, *(withdraw("x", f"w{n}", 1) for n in range(20)))
         until(lambda: len(commits(world)) == 20, "the handler decides")
-    with served(world.model_copy(update={"api_max_lag": 10})) as api:
+    with served(world) as api:
         with appends_nothing(world):
             answer = deposit(api, "x", 1)
             assert problem(answer, 429, "read-model-behind")["appended"] == "no"

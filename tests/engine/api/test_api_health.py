@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from api import stores
+from api import health, stores
 from api.health import SUBJECTS, Readiness
 from commands import release
 from infra.database.connect import connect
@@ -137,10 +137,12 @@ def test_a_stopped_view_answers_503_and_everything_else_as_ever(api: Api, shared
 
 
 @pytest.mark.slow
-def test_a_read_model_that_stands_still_is_not_ready_until_it_moves(world: Settings) -> None:
-    impatient = world.model_copy(update={"api_stall_s": 0.6})
+def test_a_read_model_that_stands_still_is_not_ready_until_it_moves(
+    world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "STALL_S", 0.6)
     set_up(world)
-    with handler(world), serving(impatient) as api:
+    with handler(world), serving(world) as api:
         until(lambda: failing(api) == {"positions": "read-model-stands-still"}, "the handler's openings wait")
         _, checks = asked(api)
         assert "records behind the log" in checks["positions"]["why"]
@@ -153,9 +155,9 @@ def test_a_read_model_that_stands_still_is_not_ready_until_it_moves(world: Setti
 def test_commands_that_no_handler_decides_are_told_and_repeated_ones_are_not(
     world: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    impatient = world.model_copy(update={"api_stall_s": 0.6})
+    monkeypatch.setattr(health, "STALL_S", 0.6)
     set_up(world)
-    with serving(impatient) as api, agent(world):
+    with serving(world) as api, agent(world):
 
         def standing() -> dict[str, str]:
             return dict(api.client.get("/health/ready").json().get("standing_still", {}))
@@ -180,8 +182,8 @@ def test_commands_that_no_handler_decides_are_told_and_repeated_ones_are_not(
 
 def test_a_stall_is_told() -> None:
     """Positions that stand still for longer than they may, behind a log that goes on, and nothing else."""
-    look = stores.StoreChecks(Settings(api_stall_s=30), cast(Any, None), "test", {})
-    readiness = Readiness(Settings(api_stall_s=30), look, None, None)
+    look = stores.StoreChecks(Settings(), cast(Any, None), "test", {})
+    readiness = Readiness(look, None, None)
 
     def told(at: float, next_offset: int, end: int) -> str | None:
         look.seen = stores.HealthSnapshot(at, {"core": {0: next_offset}}, {0: end}, ())
@@ -208,7 +210,7 @@ def test_a_stall_is_told() -> None:
 
 def test_a_process_that_has_not_looked_for_long_is_not_ready() -> None:
     look = stores.StoreChecks(Settings(), cast(Any, None), "test", {})
-    readiness = Readiness(Settings(), look, None, None)
+    readiness = Readiness(look, None, None)
     look.failures.clear()
 
     def told(age_s: float) -> set[str]:

@@ -75,7 +75,10 @@ def serve(world: Settings, count: int) -> None:
         decided(world, count)
 
 
-def test_commands_become_commits_and_rows_and_commits_beyond_the_limit_are_rejected(world: Settings) -> None:
+def test_commands_become_commits_and_rows_and_commits_beyond_the_limit_are_rejected(
+    world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infra.log.clients.MAX_COMMIT_BYTES", 1_024)
     details = dict.fromkeys(("operation", "purpose", "counter_bank", "counter_account"), "x" * 200)
     send(
         world,
@@ -85,7 +88,7 @@ def test_commands_become_commits_and_rows_and_commits_beyond_the_limit_are_rejec
         withdraw("ada", "w1", 601),
         withdraw("ada", "w2", 600),
     )
-    serve(world.model_copy(update={"max_commit_bytes": 1_024}), 5)
+    serve(world, 5)
     assert [(c.command_id, c.outcome, c.version, c.reason and c.reason.code) for c in commits(world)] == [
         ("open-ada", "accepted", 1, None),
         ("big", "rejected", 1, "too-large"),
@@ -253,7 +256,7 @@ def test_a_batch_does_not_gather_more_than_may_be_decided_at_once(
 
     monkeypatch.setattr(Handler, "_poll", counted)
     send(world, open_account("ada"), *(deposit("ada", f"d{n}", 1) for n in range(99)))
-    with handler(world.model_copy(update={"handler_batch": 10})):
+    with handler(world.model_copy(update={"batch": 10})):
         decided(world, 100)
     assert max(sizes) <= 11
 
@@ -693,6 +696,7 @@ def test_each_rejection_that_tells_of_a_defect_is_logged_counted_and_recorded(
     def rejected(code: str) -> float:
         return REGISTRY.get_sample_value("samefold_handler_rejections_total", {"why": code}) or 0
 
+    monkeypatch.setattr("infra.log.clients.MAX_COMMAND_BYTES", 1_024)
     monkeypatch.setattr("domain.accounts.LARGEST_BALANCE", None)  # `decide` raises
     large = dict.fromkeys(("operation", "purpose", "counter_bank", "counter_account"), "private" * 28)
     before = {code: rejected(code) for code in RECORDED}
@@ -707,7 +711,7 @@ def test_each_rejection_that_tells_of_a_defect_is_logged_counted_and_recorded(
         command("accounts/ada", "large" * 30, "Deposit", cents=1, on="2026-01-01", details=large),
         open_account("a\N{ZERO WIDTH SPACE}da"),
     )
-    serve(world.model_copy(update={"max_command_bytes": 1_024}), 7)
+    serve(world, 7)
     assert {c.reason.code for c in commits(world) if c.reason} == RECORDED
     assert {code: rejected(code) - number for code, number in before.items()} == dict.fromkeys(RECORDED, 1)
     told = {code for code in RECORDED if f"1 commands were rejected as {code}, the first of " in caplog.text}

@@ -30,14 +30,12 @@ SECRET = "s3cr3t-do-not-tell"
 
 def test_a_session_has_its_timeouts_its_name_and_utc(world: Settings) -> None:
     """A host that vanished is given up after 10 s: keepalives rest while something that was sent is not acknowledged."""
-    settings = world.model_copy(
-        update={"statement_timeout_ms": 1234, "lock_timeout_ms": 567, "idle_in_transaction_timeout_ms": 8901}
-    )
+    settings = world.model_copy(update={"idle_in_transaction_timeout_ms": 8901})
     shown = {
         "transaction_timeout": "0",
         "idle_session_timeout": "0",
-        "statement_timeout": "1234ms",
-        "lock_timeout": "567ms",
+        "statement_timeout": "30s",
+        "lock_timeout": "5s",
         "idle_in_transaction_session_timeout": "8901ms",
         "application_name": "somebody",
         "timezone": "UTC",
@@ -76,9 +74,12 @@ def test_a_process_that_froze_in_a_transaction_does_not_keep_its_locks(world: Se
         assert "SAMEFOLD_IDLE_IN_TRANSACTION_TIMEOUT_MS" in told.hint
 
 
-def test_nor_does_one_that_froze_between_two_statements_of_a_pipeline(world: Settings) -> None:
+def test_nor_does_one_that_froze_between_two_statements_of_a_pipeline(
+    world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Such a session counts as active, in no statement: without the third timeout nobody would ever free its locks."""
-    quick = world.model_copy(update={"idle_in_transaction_timeout_ms": 300, "statement_timeout_ms": 300})
+    monkeypatch.setattr("infra.database.connect.STATEMENT_TIMEOUT_MS", 300)
+    quick = world.model_copy(update={"idle_in_transaction_timeout_ms": 300})
     with closing(connect(quick, "frozen", short_transactions=True)) as frozen, connect(world, "next") as db:
         db.execute("create table locked (a int)")
         pipe = frozen.pgconn

@@ -58,23 +58,6 @@ def test_a_secret_is_the_whole_file_without_its_last_newline(
     assert Settings().kafka_sasl_password == SecretStr(f" {CANARY} \nä")
 
 
-def test_a_folder_holds_secrets_under_the_names_of_their_variables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "secrets"
-    folder.mkdir()
-    file_of(folder, "samefold_database_url", f"host=h password={CANARY}\n")
-    file_of(folder, "samefold_webhooks", json.dumps(ENDPOINT))
-    file_of(folder, "tls.key", "of another program")
-    (folder / "..data").mkdir()  # Kubernetes
-    (tmp_path / ".env").write_text("SAMEFOLD_SECRETS_DIR=secrets\n")
-    found = Settings()
-    assert found.database == f"host=h password={CANARY}"
-    assert found.webhooks["billing"].secret.get_secret_value() == SIGNING
-    monkeypatch.setenv("SAMEFOLD_SECRETS_DIR", "secrets")
-    assert Settings().database == found.database
-
-
 def test_a_file_in_dot_env_is_relative_to_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infra.settings.SERVICE", tmp_path / "pyproject.toml")
     file_of(tmp_path, "url", "host=h")
@@ -84,28 +67,22 @@ def test_a_file_in_dot_env_is_relative_to_its_folder(tmp_path: Path, monkeypatch
     assert (Settings().database, Settings().database_url_file) == ("host=h", tmp_path / "url")
 
 
-URL, URL_FILE, FOLDER, HOOKS_FILE = "DATABASE_URL", "DATABASE_URL_FILE", "SECRETS_DIR", "WEBHOOKS_FILE"
-TWICE = "SAMEFOLD_DATABASE_URL is given twice: by "
+URL, URL_FILE, HOOKS_FILE = "DATABASE_URL", "DATABASE_URL_FILE", "WEBHOOKS_FILE"
 HERE = {
     "good": CANARY,
     "empty": "\n",
     "binary": f"{CANARY}\xff",
     "hooks": json.dumps({"billing": {"url": CANARY, "secret": CANARY, "timeout_s": CANARY}}),
-    "secrets/samefold_database_url": CANARY,
-    "misspelt/samefold_databse_url": CANARY,
-    "others/samefold_partitions": CANARY,
+    "folder/file": CANARY,
 }
 """Files in the working directory, in Latin-1."""
 WRONG = {
-    "a value and a file": ({URL: CANARY, URL_FILE: "good"}, f"{TWICE}the file .* and as a value"),
-    "a value and the folder": ({URL: CANARY, FOLDER: "secrets"}, f"{TWICE}the file .* and as a value"),
-    "a file and the folder": ({URL_FILE: "good", FOLDER: "secrets"}, f"{TWICE}.*good and by "),
-    "no such setting": ({FOLDER: "misspelt"}, "samefold_databse_url is not one of .*samefold_database_url"),
-    "no secret": ({FOLDER: "others"}, "samefold_partitions is not one of "),
-    "no folder": ({FOLDER: "none"}, "SAMEFOLD_SECRETS_DIR: .*No such file"),
-    "a file as the folder": ({FOLDER: "good"}, "SAMEFOLD_SECRETS_DIR: .*Not a directory"),
+    "a value and a file": (
+        {URL: CANARY, URL_FILE: "good"},
+        "SAMEFOLD_DATABASE_URL is given twice: by the file .* and as a value",
+    ),
     "no file": ({URL_FILE: "none"}, "none can't be read: No such file"),
-    "a folder as the file": ({URL_FILE: "secrets"}, "can't be read: Is a directory"),
+    "a folder as the file": ({URL_FILE: "folder"}, "can't be read: Is a directory"),
     "empty": ({URL_FILE: "empty"}, "is empty"),
     "not text": ({URL_FILE: "binary"}, "is not text in UTF-8"),
     "not JSON": ({HOOKS_FILE: "good"}, "SAMEFOLD_WEBHOOKS: it is not JSON"),
@@ -165,12 +142,9 @@ time.sleep(600)
 
 
 def test_each_process_gets_only_the_secrets_that_it_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From variables, and from a folder, which is split into the files of each."""
-    folder = tmp_path / "secrets"
-    folder.mkdir()
-    file_of(folder, "samefold_database_url", f"host=h password={CANARY}")
-    file_of(folder, "samefold_webhooks", json.dumps(ENDPOINT))
-    monkeypatch.setenv("SAMEFOLD_SECRETS_DIR", str(folder))
+    url = file_of(tmp_path, "url", f"host=h password={CANARY}")
+    monkeypatch.setenv("SAMEFOLD_DATABASE_URL_FILE", str(url))
+    monkeypatch.setenv("SAMEFOLD_WEBHOOKS_FILE", str(file_of(tmp_path, "webhooks", json.dumps(ENDPOINT))))
     monkeypatch.setenv("SAMEFOLD_MASTER_KEY_FILE", str(tmp_path / "master"))
     modules = {
         "commands.handler": set(),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import BadSettings, NotConfigured
-from infra.settings import PREFIX, Settings
+from infra.settings import PREFIX, REMOVED, Settings
 from tools.testing.fixtures import ROOT
 
 SECRET = "p-a-s-s"
@@ -23,12 +23,12 @@ def test_the_nearer_source_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     folder = tmp_path / "data"
     folder.mkdir()
-    (folder / "dev.env").write_text(lines(1, "PARTITIONS", "RUN_AHEAD", "AGENT_BATCH", "HANDLER_BATCH"))
-    (tmp_path / ".env").write_text(lines(2, "PARTITIONS", "RUN_AHEAD", "AGENT_BATCH") + "SAMEFOLD_DATA_DIR=data\n")
+    (folder / "dev.env").write_text(lines(1, "PARTITIONS", "RUN_AHEAD", "BATCH", "API_PORT"))
+    (tmp_path / ".env").write_text(lines(2, "PARTITIONS", "RUN_AHEAD", "BATCH") + "SAMEFOLD_DATA_DIR=data\n")
     monkeypatch.setenv("SAMEFOLD_PARTITIONS", "3")
     monkeypatch.setenv("SAMEFOLD_RUN_AHEAD", "3")
     found = Settings(partitions=4)
-    assert (found.partitions, found.run_ahead, found.agent_batch, found.handler_batch) == (4, 3, 2, 1)
+    assert (found.partitions, found.run_ahead, found.batch, found.api_port) == (4, 3, 2, 1)
 
 
 def test_dev_env_is_looked_for_in_the_data_folder_that_the_caller_names(
@@ -102,11 +102,26 @@ def test_a_misspelt_name_is_refused_with_the_nearest_one_and_other_programs_line
 ) -> None:
     (tmp_path / ".env").write_text("POSTGRES_PASSWORD=x\nSAMEFOLD_PARTITIONS=5\n")
     assert Settings().partitions == 5
-    (tmp_path / ".env").write_text("SAMEFOLD_HANDLER_BACH=5\n")
-    with pytest.raises(BadSettings, match=r"SAMEFOLD_HANDLER_BACH .*SAMEFOLD_HANDLER_BATCH\?"):
+    (tmp_path / ".env").write_text("SAMEFOLD_RUN_AHED=5\n")
+    with pytest.raises(BadSettings, match=r"SAMEFOLD_RUN_AHED .*SAMEFOLD_RUN_AHEAD\?"):
         Settings()
     monkeypatch.setenv("SAMEFOLD_PARTITON", "3")
     with pytest.raises(BadSettings, match=r"SAMEFOLD_PARTITON .*SAMEFOLD_PARTITIONS\?"):
+        Settings()
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_setting_of_an_earlier_release_is_refused_with_what_holds_now(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert name not in Settings.model_fields
+    told = re.escape(f"SAMEFOLD_{name.upper()} is no setting any more: {REMOVED[name]}. Remove it")
+    (tmp_path / ".env").write_text(f"SAMEFOLD_{name.upper()}=5\n")
+    with pytest.raises(BadSettings, match=told):
+        Settings()
+    (tmp_path / ".env").unlink()
+    monkeypatch.setenv(f"SAMEFOLD_{name.upper()}", "5")
+    with pytest.raises(BadSettings, match=told):
         Settings()
 
 
@@ -119,7 +134,6 @@ def test_a_misspelt_name_is_refused_with_the_nearest_one_and_other_programs_line
         ({"kafka_security_protocol": "TLS"}, "SAMEFOLD_KAFKA_SECURITY_PROTOCOL"),
         ({"log_level": "LOUD"}, "SAMEFOLD_LOG_LEVEL"),
         ({"events_topic": "commands"}, "must differ"),
-        ({"replication_factor": 1, "min_insync_replicas": 2}, "min_insync_replicas"),
         ({"kafka_security_protocol": "SASL_SSL", "kafka_sasl_mechanism": "PLAIN"}, "_username and _password"),
     ],
 )

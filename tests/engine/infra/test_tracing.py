@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from infra.log.records import Headers, Record
+from infra.log.records import Headers
 from infra.log.source import read_held
 from infra.log.topics import describe
 from infra.observability import tracing
@@ -143,11 +143,8 @@ def test_with_an_sdk_one_trace_leads_from_the_request_to_the_rows(api: Api, monk
 
 
 def test_a_batch_of_several_traces_has_one_of_its_own_and_links_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    def traced(offset: int, parent: str) -> Record:
-        return tracing.Traced.of(Record(0, offset, 0, None, b""), [("traceparent", parent.encode())])
-
     other = PARENT.replace(TRACE, "1" * 32)
-    records = [traced(0, PARENT), Record(0, 1, 0, None, b""), traced(2, other), traced(3, "nonsense")]
+    records = [[("traceparent", parent.encode())] for parent in (PARENT, other, "nonsense")] + [[]]
     with recording(monkeypatch) as exporter:
         with tracing.of_batch("fold", records, {}):
             pass

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
-import httpx
 import pytest
 from pydantic import SecretStr
 
@@ -20,8 +19,7 @@ from domain.engine.contexts import contexts
 from infra.access import Access, Row
 from infra.settings import Settings
 from projections.engine.views.core_views import all_views
-from tests.engine.api.api import Api, Producer, everything, ready, serving
-from tests.engine.api.raw_http import Header, answer, connection, head
+from tests.engine.api.api import Api, Producer, everything, serving
 from tools.testing.fixtures import ROOT
 from tools.testing.waiting import until
 
@@ -120,12 +118,8 @@ def arranged(block: Block, api: Api, world: Settings, stack: ExitStack, patch: p
         case "while nobody decides":
             patch.setattr(api.services.outcomes, "_due", _Nothing())
             return api, block
-        case "with a body that stops in the middle":
-            return stack.enter_context(_stalling(world, patch)), block
         case "with a body of 300000 bytes":
             return api, block._replace(body=b" " * 300_000)
-        case "with a header of 70000 bytes":
-            return api, block._replace(headers=[*block.headers, ("X-Long", "x" * 70_000)])
         case "while the read model is far behind":
             patch.setattr(HealthSnapshot, "behind", lambda *_: 10**6)
             return api, block
@@ -190,23 +184,6 @@ def _lacking(world: Settings, subject: str, **nowhere: Any) -> Iterator[Api]:
             until(api.services.appender._connection.away.is_set, "it notices")
         else:
             until(lambda: subject in api.services.stores.failures, "it notices")
-        yield api
-
-
-@contextmanager
-def _stalling(world: Settings, patch: pytest.MonkeyPatch) -> Iterator[Api]:
-    """An API with little patience, asked by a client that stops in the middle."""
-    with serving(world.model_copy(update={"api_read_timeout_s": 0.2})) as api:
-        ready(api)
-
-        def request(method: str, path: str, headers: list[Header], content: bytes) -> httpx.Response:
-            with connection(api.server.port) as opened:
-                length = ("Content-Length", str(len(content)))
-                opened.sendall(head(method, path, [*headers, length]) + content[: len(content) // 2])
-                reply = answer(opened)
-            return httpx.Response(reply.status, headers=reply.headers, content=reply.body)
-
-        patch.setattr(api.client, "request", request)
         yield api
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from domain.accounts import Deposit, Withdraw
 from infra.database.connect import Connection, connect
+from infra.log.clients import MAX_COMMIT_BYTES
 from infra.log.records import Commit
 from infra.log.rule import START
 from infra.observability import metrics
@@ -57,7 +58,7 @@ class Place(NamedTuple):
 
     def relayed(self, depth: int, otherwise: str | None) -> None:
         """What Kafka does not take."""
-        body = f'{{"text": "{"x" * (self.world.max_commit_bytes + 200_000)}"}}'
+        body = f'{{"text": "{"x" * (MAX_COMMIT_BYTES + 200_000)}"}}'
         wish(self.db, "saving~large", body=body, otherwise=otherwise)
         self.db.execute("update outbox set depth = %s", [depth])
         with relay(self.world) as errors:

@@ -235,7 +235,7 @@ def test_what_no_page_had_room_for_is_read_at_once(
 
 
 def test_a_command_that_is_too_large_is_a_dead_letter_and_the_rest_goes_on(world: Settings, db: Connection) -> None:
-    wish(db, "large", version=1, body=f'{{"text": "{"x" * (world.max_commit_bytes + 200_000)}"}}')
+    wish(db, "large", version=1, body=f'{{"text": "{"x" * (clients.MAX_COMMIT_BYTES + 200_000)}"}}')
     wish(db, "small", version=2)
     with relay(world):
         until(lambda: unmarked(world) == 0, "none is left")
@@ -246,7 +246,7 @@ def test_a_command_that_is_too_large_is_a_dead_letter_and_the_rest_goes_on(world
 
 def test_the_otherwise_of_a_command_that_is_too_large_follows(world: Settings, db: Connection) -> None:
     """As if a handler had rejected it, with that code."""
-    body = f'{{"text": "{"x" * (world.max_commit_bytes + 200_000)}"}}'
+    body = f'{{"text": "{"x" * (clients.MAX_COMMIT_BYTES + 200_000)}"}}'
     wish(db, "large", stream="transfers/1", body=body, otherwise="FailTransfer")
     with relay(world):
         until(lambda: sent(world) == ["large~otherwise"], "it is sent")

@@ -24,6 +24,7 @@ STAGES = {"inside a part": LOADED, "before the switch": READY, "under the locks"
 
 STRUCK = """
 import os, pydoc, signal, sys
+from infra.database import connect
 from infra.processes import faultpoints
 how, stage, *arguments = sys.argv[1:]
 name, is_function, attribute = stage.rpartition(".")
@@ -38,6 +39,7 @@ def strike(*given, **named):
 
 setattr(owner, attribute, strike)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background has it ignored
+connect.STATEMENT_TIMEOUT_MS = 600_000  # long enough that only who abandons it, no timeout, gets the locks that it holds
 sys.argv = ["samefold", *arguments]
 from tools.cli import main
 main()
@@ -47,8 +49,7 @@ main()
 @contextmanager
 def struck(world: Settings, how: signal.Signals, stage: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """`samefold` with these arguments, struck once: before a function, or at a fault point."""
-    # long enough that only who abandons it, no timeout, gets the locks that it holds
-    patient = world.model_copy(update={"idle_in_transaction_timeout_ms": 600_000, "statement_timeout_ms": 600_000})
+    patient = world.model_copy(update={"idle_in_transaction_timeout_ms": 600_000})
     with subprocess.Popen(
         [sys.executable, "-c", STRUCK, str(int(how)), stage, *arguments],
         env=os.environ | patient.environment(),

@@ -80,12 +80,12 @@ def test_upgrades_at_once_take_turns(world: Settings) -> None:
 
 
 @pytest.mark.slow
-def test_an_upgrade_waits_for_a_longer_one(world: Settings) -> None:
-    impatient = world.model_copy(update={"lock_timeout_ms": 50})
+def test_an_upgrade_waits_for_a_longer_one(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migrate, "LOCK_TIMEOUT_MS", 50)
     with connect(world, "test") as db, ThreadPoolExecutor(1) as pool:
         with db.transaction():
             db.execute("select pg_advisory_xact_lock(%s)", (int.from_bytes(b"SAMEFOLD", "big"),))
-            second = pool.submit(migrate.upgrade, impatient)
+            second = pool.submit(migrate.upgrade, world)
             with pytest.raises(TimeoutError):
                 second.result(1)
         assert second.result(DEADLINE_S)[0] == []

@@ -28,9 +28,9 @@ ACCOUNTS = [str(number) for number in range(10)]
 
 
 @pytest.fixture
-def part(world: Settings) -> tuple[Part, Build]:
+def part(world: Settings, monkeypatch: pytest.MonkeyPatch) -> tuple[Part, Build]:
     """A journal's part, which others wait 100 ms for at a time."""
-    world = world.model_copy(update={"lock_timeout_ms": 100})
+    monkeypatch.setattr("infra.database.connect.LOCK_TIMEOUT_MS", 100)
     folded_lives(world, ACCOUNTS, 4)
     views = {"statement": all_views()["statement"]}
     with connect(world, "test") as db:

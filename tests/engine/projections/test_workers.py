@@ -17,7 +17,7 @@ from infra.processes import memory
 from infra.processes.memory import MemoryShort
 from infra.processes.workers import FEW_RECORDS, WorkerDied, processes_for, run
 from projections.engine.fold.errors import PoisonEvent
-from tests.engine.projections.worker_tasks import ask_for_too_much, die, double, fail_on_three, report_and_wait
+from tests.engine.projections.worker_tasks import ask_for_too_much, die, double, fail_on_three
 from tools.testing.fixtures import ROOT
 from tools.testing.waiting import DEADLINE_S, until
 
@@ -42,13 +42,6 @@ def test_a_worker_that_dies_is_a_named_error() -> None:
         run(die, [1, 2], 2)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.slow_but("1")
-def test_a_task_that_holds_more_than_it_may_is_refused_by_name(tmp_path: Path, processes: int) -> None:
-    with pytest.raises(MemoryShort, match=r"more than the 16 .*--processes"):
-        run(report_and_wait, [str(tmp_path / "worker")] * processes, processes, memory_mb=16)
-
-
 def test_a_task_is_refused_when_hardly_anything_is_free_and_it_is_what_holds_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -56,7 +49,7 @@ def test_a_task_is_refused_when_hardly_anything_is_free_and_it_is_what_holds_it(
     monkeypatch.setattr(memory, "SMALL", 1 << 50)  # whatever other tests have left in this process
     assert run(double, [1], 1) == [2], "it holds next to nothing"
     monkeypatch.setattr(memory, "SMALL", 1)
-    with pytest.raises(MemoryShort, match="free"):
+    with pytest.raises(MemoryShort, match=r"free\..*--processes"):
         run(double, [1], 1)
     monkeypatch.setattr(memory, "free_and_total", lambda: (6, 100))
     assert run(double, [1], 1) == [2]

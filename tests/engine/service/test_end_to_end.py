@@ -43,7 +43,7 @@ def one_for_each_partition(world: Settings) -> list[Command]:
 def test_each_command_takes_effect_once_as_an_oracle_predicts_and_sending_all_again_changes_nothing(
     world: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = world.model_copy(update={"handler_batch": 50, "agent_batch": 50})
+    place = world.model_copy(update={"batch": 50})
     topics.ensure(place)
     monkeypatch.setattr("demo.watch.AT_WORK_WITHIN_S", DEADLINE_S)
     generate.write(tmp_path / "few.csv.gz", generate.generate(accounts=60, transactions=2_500))

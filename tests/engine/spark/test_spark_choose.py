@@ -15,8 +15,8 @@ MASTER = "spark://somewhere:7077"
 @pytest.mark.parametrize(
     ("engine", "master", "records", "use_spark", "why"),
     [
-        ("auto", None, MANY, False, "no cluster is configured"),
-        ("auto", "local[8]", MANY, False, "no cluster is configured"),
+        ("auto", None, MANY, False, "no cluster is named"),
+        ("auto", "local[8]", MANY, False, "no cluster is named"),
         ("auto", MASTER, FEW, False, "too little to be worth a cluster"),
         ("auto", MASTER, MANY, True, f"spark ({MASTER}); {MANY:,} records take this machine about 10 min"),
         ("auto", None, 1, False, "1 records take this machine less than a second"),
@@ -31,14 +31,6 @@ def test_auto_takes_spark_for_a_long_log_and_a_cluster(
     found, told = choose(engine, master, 1, records)
     assert found is use_spark
     assert why in told
-
-
-def test_the_setting_is_the_master_that_auto_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SAMEFOLD_SPARK_MASTER", MASTER)
-    told: list[str] = []
-    with engine_for("auto", None, 1, tell=told.append) as engines:
-        engines(1)
-    assert "too little to be worth a cluster" in told[0]
 
 
 def test_what_was_chosen_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,8 +19,6 @@ from infra.log.clients import KafkaUnavailable
 from infra.log.rule import START
 from infra.processes.code_identity import CODE
 from infra.processes.engines import Local
-from infra.processes.memory import MemoryShort
-from infra.processes.services import Services
 from infra.settings import Settings
 from projections.engine.fold.errors import LogChanged, PoisonEvent
 from projections.engine.rebuild.build_locks import BuildAbandoned
@@ -30,13 +28,13 @@ from projections.engine.rebuild.rebuild import rebuild
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import agent_views, all_views, code_set
 from spark_jobs.engine import Spark, SparkGaveUp, attempts_of
+from spark_jobs.services import Services
 from spark_jobs.task import CodeMissing, ExecutorNotConfigured, Failure, Task, pack
 from tests.engine.bookkeeper import Bookkeeper, fold_all
 from tests.engine.projections.bankviews import live_rows, live_table, rows
 from tests.engine.projections.test_verify import plant, told_of
 from tests.engine.spark.spark_tasks import Order, Staged, compare_and_die_once, die, double, fail, load_staged, seen
 from tests.engine.spine import scalar, set_up
-from tools.testing.fixtures import dev_env
 
 ACCOUNTS = [str(number) for number in range(30)]
 EVERY = list(all_views())
@@ -252,13 +250,3 @@ def test_code_that_an_executor_lacks_is_named(
     exec("class Lost(Exception): ...", module.__dict__)
     with pytest.raises(CodeMissing, match="only_in_the_driver"):
         spark_engine.run(double, [Order(world, 1, tmp_path, module.Lost())], 1, lambda _: None)
-
-
-@pytest.mark.slow
-def test_a_task_that_holds_more_than_it_may_is_refused(
-    world: Settings, spark_engine: Spark, spark_place: Path, tmp_path: Path
-) -> None:
-    (spark_place / "dev.env").write_text(dev_env(world) + "SAMEFOLD_TASK_MEMORY_MB=64\n")
-    with pytest.raises(MemoryShort, match=r"more than the 64 .*docs/operating\.md"):
-        spark_engine.run(fail, [Order(world, 1, tmp_path)], 1, lambda _: None)
-    assert seen(tmp_path, "ended-1") == 0

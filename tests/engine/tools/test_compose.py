@@ -50,8 +50,9 @@ def test_a_services_settings_exist(name: str) -> None:
     environment: dict[str, str] = SERVICES[name]["environment"]
     ours = {key.removeprefix(PREFIX).lower() for key in environment if key.startswith(PREFIX)}
     assert {"kafka_bootstrap"} <= ours <= set(Settings.model_fields)
-    Settings(**{key: environment[PREFIX + key.upper()] for key in ours - {"secrets_dir"}})
-    assert ("secrets_dir" in ours) == bool(mounted(name))
+    file = "database_url_file"
+    Settings(**{key: environment[PREFIX + key.upper()] for key in ours - {file}})
+    assert (file in ours) == bool(mounted(name))
 
 
 def test_each_service_gets_its_own_secret_and_no_other() -> None:
@@ -117,8 +118,8 @@ def test_ports_are_open_to_this_machine_only_since_nobody_is_asked_who_he_is() -
     ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
     assert len(ports) == 3
     assert all(re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port) for port in ports)
-    assert {name for name in OURS if "SAMEFOLD_AUTH_IN_FRONT" in OURS[name]["environment"]} == {"api"}
-    Settings(api_host="0.0.0.0", auth_in_front=OURS["api"]["environment"]["SAMEFOLD_AUTH_IN_FRONT"])
+    assert {name for name in OURS if "SAMEFOLD_AUTH" in OURS[name]["environment"]} == {"api"}
+    Settings(api_host="0.0.0.0", auth=OURS["api"]["environment"]["SAMEFOLD_AUTH"])
 
 
 def test_images_are_pinned_and_those_of_kafka_and_postgres_are_what_the_tests_run_on() -> None:
@@ -146,7 +147,7 @@ def test_no_secret_is_in_an_environment() -> None:
     names = [key for service in SERVICES.values() for key in service["environment"]]
     assert [name for name in names if re.search("PASSWORD|SECRET|TOKEN|URL", name)] == [
         "POSTGRES_PASSWORD_FILE",
-        *["SAMEFOLD_SECRETS_DIR"] * (len(OURS) - 1),
+        *["SAMEFOLD_DATABASE_URL_FILE"] * (len(OURS) - 1),
     ]
 
 

@@ -56,7 +56,7 @@ def test_the_services_together_work_and_write_nothing_but_locks(stack: Stack, tm
                 (folder / target).write_bytes(secrets[source].read_bytes())
                 (folder / target).chmod(0o600)
             own = {key: str(value) for key, value in SERVICES[name]["environment"].items()} | inherited
-            own |= {"SAMEFOLD_SECRETS_DIR": str(folder)} if mounted(name) else {}
+            own = {key: value.replace("/run/secrets", str(folder)) for key, value in own.items()}
             own |= {"SAMEFOLD_METRICS_PORT": "0", "SAMEFOLD_API_PORT": str(port)}
             own |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(image), "TMPDIR": str(folder / "tmp")}
             own |= {"PATH": f"{program.parent}:{os.environ['PATH']}", "HOME": "/nonexistent"}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from psycopg.conninfo import conninfo_to_dict
 
-from infra.database.connect import connect, named_errors
+from infra.database.connect import session
 from infra.errors import SamefoldError
 from infra.log import topics
 from infra.settings import Settings
@@ -67,7 +67,7 @@ class Services:
 
 
 def _database(settings: Settings) -> tuple[str, int]:
-    with named_errors(settings), connect(settings, "samefold sender") as connection:
+    with session(settings, "samefold sender") as connection:
         row = connection.execute(_DATABASE).fetchone()
     assert row is not None, "a session has a database"
     return row[0], row[1]
