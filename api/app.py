@@ -44,7 +44,7 @@ def create_app(settings: Settings, name: str = "api") -> FastAPI:
     else:
         app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, **options)
     app.state.services = services
-    app.state.readiness = Readiness(settings, services.stores, services.keys, services.issuer)
+    app.state.readiness = Readiness(services.stores, services.keys, services.issuer)
     services.stores.subscribe(lambda: metrics.API_WAITING.set(len(services.outcomes)))
     problems.install(app)
     bodies: list[Body] = []

@@ -1,14 +1,16 @@
 """`POST /{context}/{stream_id}/{command}`: one route for each command of each context, from the unions that declare them.
 
-A command is checked here as the handler will check it, appended, and answered with its outcome. The outcome is recorded in the
-transaction that wrote the read models, so clients always read their own writes.
+A command is read, checked as the handler will check it, appended (`commands/append.py`), and waits for its outcome
+(`api/waits.py`), which is the answer. The outcome is recorded in the transaction that wrote the read models, so clients always
+read their own writes.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from inspect import Parameter
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -17,30 +19,28 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from api import openapi, requests
-from api.append import MaybeAppended, NotAppended, outcome_after
 from api.door import caller_of
-from api.openapi import JSON, Body, Json, header, in_header
-from api.outcome_waits import TOO_MANY_WAIT
-from api.outcomes import CONFLICT, FAILED, KEY_REUSED, REFUSED, UNCLEAR, CommandRef, answer_of
+from api.openapi import JSON, Body, Json
 from api.permissions import DENIED, require_may_send
 from api.problems import (
-    CALLERS_FAULT,
     DEFECT,
-    HEAD_TOO_LARGE,
     INVALID,
     RETRY_AFTER_S,
     STOPPING,
     UNAVAILABLE,
     Kind,
+    callers_fault,
     invalid,
     kind,
     kind_of,
     problem_of,
     traceable,
 )
-from api.requests import BAD_SEGMENT, TOO_LARGE, quoted
+from api.requests import BAD_SEGMENT, TOO_LARGE, path_of, quoted
 from api.services import Services, services_of
 from api.stores import CommandNotLive, OtherViewsLive
+from api.waits import TOO_MANY_WAIT, Recorded, outcome_after
+from commands.append import MaybeAppended, NotAppended
 from commands.intake import bad_client_name, fingerprint_of, holds_nul, require_members_once, validator
 from commands.sealing import Unsealed, holds_token
 from domain.engine.contexts import BadContext, Context, refusals_of
@@ -61,12 +61,40 @@ log = logging.getLogger(__name__)
 NOT_JSON = kind(415, "not-json", "The body must be JSON.")
 BEHIND = kind(429, "read-model-behind", "The read model is too far behind.", RETRY_AFTER_S)
 NOT_APPENDED = kind(503, "not-appended", "The command could not be appended.", RETRY_AFTER_S)
-FORGOTTEN = kind(410, "subject-forgotten", "The person was forgotten.")
-CALLERS_FAULT[SubjectForgotten] = FORGOTTEN
+FORGOTTEN = callers_fault(SubjectForgotten, 410, "The person was forgotten.")
 UNKNOWN = kind(503, "maybe-appended", "Whether the command was appended is not known.", RETRY_AFTER_S)
 
+CONFLICT = kind(412, "version-conflict", "The stream is not at the version that was expected.")
+UNCLEAR = kind(422, "unclear-stream", "The name of a new stream looks like another's.")
+KEY_REUSED = kind(422, "key-reused", "This Idempotency-Key was used before, with another command.")
+FAILED = kind(500, "failed", "The code of the business failed on this command.")
+REFUSED = kind(409, "refused", "The business said no.")
+REJECTED = {"malformed": INVALID, "misrouted": FAILED} | {it.code: it for it in (CONFLICT, TOO_LARGE, FAILED, UNCLEAR)}
+"""The codes that the handler itself rejects commands with; all others are refusals of the business."""
+
+MAX_LAG = 50_000
+"""Commits that the read model may be behind: about ten seconds of full load. More would only wait, and time out."""
 RESERVED = frozenset({"views", "outcomes", "health", "metrics", "openapi", "docs"})
 """First segments of paths that belong to no context."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandRef:
+    """Names a command. `is_callers`: the caller chose the key, so the command may be a repeated one."""
+
+    context: Context
+    stream_id: str
+    key: str
+    is_callers: bool = True
+
+    @property
+    def stream(self) -> str:
+        return f"{self.context.name}/{self.stream_id}"
+
+    @property
+    def location(self) -> str:
+        """The path under which the outcome is found."""
+        return path_of("outcomes", self.context.name, self.stream_id, self.key)
 
 
 def router_of(contexts: Mapping[str, Context], bodies: list[Body]) -> APIRouter:
@@ -85,7 +113,7 @@ def router_of(contexts: Mapping[str, Context], bodies: list[Body]) -> APIRouter:
             summary = kebab(name).replace("-", " ").capitalize()
             router.add_api_route(
                 f"/{context.name}/{{stream_id}}/{kebab(name)}",
-                openapi.describe(_route(context, command), _stream_id(context), *_HEADERS, openapi.PREFER),
+                _route(context, command),
                 methods=["POST"],
                 name=f"{context.name} {name}",
                 summary=summary,
@@ -95,7 +123,8 @@ def router_of(contexts: Mapping[str, Context], bodies: list[Body]) -> APIRouter:
                 response_model=openapi.Accepted,
                 response_description="It was done, and the views of the agent 'core' show it.",
                 responses=_responses(context),
-                openapi_extra=body.described(),
+                openapi_extra=body.described()
+                | {"parameters": [_stream_id(context), *openapi.COMMAND_HEADERS, openapi.PREFER]},
             )
     return router
 
@@ -105,25 +134,41 @@ def _route(context: Context, kind_: type) -> openapi.Route:
 
     async def post(request: Request) -> Response:
         requests.refuse_unknown(request)
-        settings = services_of(request).settings
-        ref, prefer = _ref(request, context), requests.preferences(request, settings.api_max_wait_s)
+        services, caller = services_of(request), caller_of(request)
+        ref, prefer = _ref(request, context), requests.preferences(request)
         expected, correlation = requests.expected_version(request), requests.correlation_id(request)
         if not requests.is_json(request):
             raise NOT_JSON()
-        body = await requests.body_of(request, clients.MAX_COMMAND_BYTES, settings.api_read_timeout_s)
-        caller = caller_of(request)
+        body = await requests.body_of(request, clients.MAX_COMMAND_BYTES)
         by = UNSET if caller is None else caller.subject
         command = Command(ref.key, ref.stream, stored, msgspec.Raw(body), expected, correlation or UNSET, by=by)
         checked, unsealed = _checked(command, kind_, is_asked_about=caller is not None)
         if caller is not None:
-            await require_may_send(services_of(request), caller, ref.stream, ref.key, checked)
+            await require_may_send(services, caller, ref.stream, ref.key, checked)
         if unsealed is not None:  # a new key is made in Kafka: not for what can't be appended
-            await _require_open(services_of(request), CommandType(context.name, stored))
-        command = await _sealed(services_of(request), command, unsealed)
+            await _require_open(services, CommandType(context.name, stored))
+        command = await _sealed(services, command, unsealed)
+        fingerprint, value = _encoded(command, clients.MAX_COMMAND_BYTES)
+        wait_s = prefer.wait_or(services.settings.api_wait_s)
+        with requests.watched(request):
+            recorded = await _appended(services, ref, command, value, wait_s)
         headers = {"Idempotency-Key": quoted(ref.key)} | prefer.applied
-        return await _append(request, ref, command, prefer.wait_or(settings.api_wait_s), headers)
+        if wait_s and recorded is not None:
+            return answer_of(ref, recorded, fingerprint, headers)
+        pending = {"outcome": "pending", "stream": ref.stream, "command_id": ref.key}
+        where = {"Location": ref.location, "Retry-After": str(RETRY_AFTER_S)}
+        return Response(msgspec.json.encode(pending), 202, headers | where, JSON)
 
     return post
+
+
+def _ref(request: Request, context: Context) -> CommandRef:
+    """The stream and the command's id. Raises Problem 400, 422."""
+    stream_id = requests.segment(request, "stream_id")
+    key, is_callers = requests.idempotency_key(request)
+    if problem := bad_client_name(f"{context.name}/{stream_id}", key):
+        raise INVALID(_sentence(problem), errors=[{"at": "stream_id", "problem": problem}])
+    return CommandRef(context, stream_id, key, is_callers)
 
 
 def _checked(command: Command, kind_: type, *, is_asked_about: bool) -> tuple[object, Unsealed | None]:
@@ -152,7 +197,7 @@ def _checked(command: Command, kind_: type, *, is_asked_about: bool) -> tuple[ob
         if is_asked_about:  # nothing is appended that nobody allowed
             raise traceable(DEFECT()) from None
     if holds_nul(body):
-        raise INVALID(errors=[{"at": "body", "problem": "a text holds a NUL character, which can't be stored"}])
+        raise invalid([("body", "a text holds a NUL character, which can't be stored")])
     return checked, unsealed
 
 
@@ -162,147 +207,142 @@ async def _sealed(services: Services, command: Command, unsealed: Unsealed | Non
         return command
     try:
         if holds_token(command):
-            raise INVALID(errors=[{"at": "body", "problem": "a text holds a sealed value"}])
+            raise invalid([("body", "a text holds a sealed value")])
         if unsealed is None:
             return command
         with named_errors(services.settings):
             key = await services.keys.key_for_async(services.pool, unsealed.subject)
         return limited(unsealed.sealed, key)
     except (ValueError, msgspec.DecodeError, RecursionError) as error:  # NotSealed among them
-        raise INVALID(errors=[{"at": "body", "problem": str(error)}]) from None
+        raise invalid([("body", str(error))]) from None
 
 
-def _ref(request: Request, context: Context) -> CommandRef:
-    """The stream and the command's id. Raises Problem 400, 422."""
-    stream_id = requests.segment(request, "stream_id")
-    key, is_callers = requests.idempotency_key(request)
-    if problem := bad_client_name(f"{context.name}/{stream_id}", key):
-        raise INVALID(f"{problem[:1].upper()}{problem[1:]}.", errors=[{"at": "stream_id", "problem": problem}])
-    return CommandRef(context, stream_id, key, is_callers)
-
-
-async def _append(
-    request: Request, ref: CommandRef, command: Command, wait_s: float, headers: Mapping[str, str]
-) -> Response:
-    """Append it, and wait for the outcome as long as the client asks for and stays connected."""
-    services = services_of(request)
-    settings = services.settings
+def _encoded(command: Command, most: int) -> tuple[str, bytes]:
+    """Its fingerprint and its record's value. Raises Problem 413, 422."""
     try:
         fingerprint = fingerprint_of(command)
         require_members_once(bytes(command.data))
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise INVALID(errors=[{"at": "body", "problem": str(error)}]) from None
-    value, most = encode(command), clients.MAX_COMMAND_BYTES
+        raise invalid([("body", str(error))]) from None
+    value = encode(command)
     if len(value) > most:
         raise TOO_LARGE(f"The command takes {len(value)} bytes in the log; it may take {most}.", limit=most)
-    with requests.watched(request):
-        async with services.places:
-            await _require_open(services, CommandType(ref.context.name, command.type))
-            partitions = services.events.partitions
-            with services.outcomes.waiting(ref.stream, ref.key, partitions, may_be_there=ref.is_callers) as outcome:
-                appended = services.appender.append(command, value, services.commands)
-                try:
-                    recorded = await outcome_after(
-                        appended, outcome, wait_s or settings.api_wait_s, or_append=not wait_s
-                    )
-                except NotAppended as error:
-                    problem = traceable(NOT_APPENDED("Kafka did not accept it.", appended="no"))
-                    log.warning("not appended%s: %s", _sent_by(command), error)
-                    raise problem from None
-                except MaybeAppended as error:
-                    where = {"Location": ref.location, "Idempotency-Key": quoted(ref.key)}
-                    members = {"appended": "unknown", "command_id": ref.key, "outcome": ref.location}
-                    problem = traceable(UNKNOWN("Kafka has not acknowledged it.", headers=where, **members))
-                    log.warning("maybe appended%s: %s", _sent_by(command), error)
-                    raise problem from None
-    if wait_s and recorded is not None:
-        return answer_of(ref, recorded, fingerprint, headers)
-    pending = {"outcome": "pending", "stream": ref.stream, "command_id": ref.key}
-    where = {"Location": ref.location, "Retry-After": str(RETRY_AFTER_S)}
-    return Response(msgspec.json.encode(pending), 202, {**headers, **where}, JSON)
-
-
-def _sent_by(command: Command) -> str:
-    return "" if command.by is UNSET else f", sent by {command.by!r}"
+    return fingerprint, value
 
 
 async def _require_open(services: Services, kind_: CommandType) -> None:
     """Raises Problem 429, 503 where no command of this type may be appended now."""
     stores = services.stores
     try:
-        services.appender.require()
         stores.require(OUTCOMES)
-        await stores.find_command(kind_)
-        stores.require_command(kind_)
+        await stores.require_command(kind_)
     except SamefoldError as error:
         raise problem_of(error, appended="no") from None
     if services.is_stopping:  # checked after the last await, so that a command is never appended without an answer
         raise STOPPING(appended="no")
     seen = stores.seen
     behind = seen.behind(all_views()[OUTCOMES].agent) if seen else 0
-    if behind > services.settings.api_max_lag:
+    if behind > MAX_LAG:
         raise BEHIND(f"It is {behind} commits behind the log.", appended="no")
+
+
+async def _appended(
+    services: Services, ref: CommandRef, command: Command, value: bytes, wait_s: float
+) -> Recorded | None:
+    """Append it and wait for its outcome, or until it is in the log where `wait_s` is 0. Raises Problem 429, 503."""
+    async with services.places:
+        await _require_open(services, CommandType(ref.context.name, command.type))
+        topic, events = services.stores.topics()
+        with services.outcomes.waiting(ref.stream, ref.key, events.partitions, may_be_there=ref.is_callers) as outcome:
+            appended = services.appender.append(command, value, topic)
+            try:
+                return await outcome_after(
+                    appended, outcome, wait_s or services.settings.api_wait_s, or_append=not wait_s
+                )
+            except NotAppended as error:
+                problem = traceable(NOT_APPENDED("Kafka did not accept it.", appended="no"))
+                log.warning("not appended%s: %s", _sent_by(command), error)
+            except MaybeAppended as error:
+                where = {"Location": ref.location, "Idempotency-Key": quoted(ref.key)}
+                members = {"appended": "unknown", "command_id": ref.key, "outcome": ref.location}
+                problem = traceable(UNKNOWN("Kafka has not acknowledged it.", headers=where, **members))
+                log.warning("maybe appended%s: %s", _sent_by(command), error)
+            raise problem
+
+
+def _sent_by(command: Command) -> str:
+    return "" if command.by is UNSET else f", sent by {command.by!r}"
+
+
+# ── the answer ──
+
+
+def answer_of(ref: CommandRef, recorded: Recorded, fingerprint: str, headers: Mapping[str, str]) -> Response:
+    """The answer to the sender of a command with that fingerprint. Raises Problem for all but acceptance."""
+    if recorded.fingerprint != fingerprint:
+        raise KEY_REUSED(headers=headers, command_id=ref.key)
+    members = members_of(ref, recorded)
+    headers = {**headers, "Samefold-Position": members["position"]}
+    if recorded.outcome == "accepted":
+        headers["ETag"] = f'"{recorded.version}"'
+        return Response(msgspec.json.encode(members), 200, headers, JSON)
+    detail = _sentence(message_of(recorded) or "")
+    code = recorded.code or REFUSED.code
+    if known := REJECTED.get(code):
+        raise known(detail, headers=headers, **members)
+    refusal = refusals_of(ref.context).get(code)
+    kind_ = Kind(409, code, refusal.message, context=ref.context.name) if refusal else REFUSED._replace(code=code)
+    raise kind_(detail, headers=headers, **members)
+
+
+def members_of(ref: CommandRef, recorded: Recorded) -> dict[str, Any]:
+    """What accepted and rejected outcomes have in common."""
+    return {
+        "outcome": recorded.outcome,
+        "stream": ref.stream,
+        "command_id": ref.key,
+        "version": recorded.version,
+        "position": str(recorded.position),
+        "at": recorded.at,
+    }
+
+
+def message_of(recorded: Recorded) -> str | None:
+    """As the business or the handler wrote it; how code failed is in the log of events, and not public."""
+    return FAILED.title if recorded.code == "failed" else recorded.message
+
+
+def _sentence(text: str) -> str:
+    return text if not text or text[-1] in ".!?" else f"{text[:1].upper()}{text[1:]}."
 
 
 # ── the OpenAPI document ──
 
 
-def _stream_id(context: Context) -> Parameter:
+def _stream_id(context: Context) -> Json:
     about = f"Which of {context.name}: text in NFC, without format characters; with `{context.name}/` at most 200 bytes in UTF-8."
     return openapi.text_in_path("stream_id", about, openapi.A_STREAM)
 
 
-_HEADERS = (
-    in_header(
-        "Idempotency-Key",
-        "The command's id, a string of RFC 9651 (draft-ietf-httpapi-idempotency-key-header). Sent again with the same key and "
-        "body, it gets the same answer and does nothing twice. Without one the service makes one, and a retry is another command. "
-        "A key without spaces is accepted without its quotes, too.",
-        f'"{openapi.A_KEY}"',
-        pattern=requests.KEY,
-    ),
-    in_header(
-        "If-Match",
-        "The version that the stream must have, as an answer's ETag has it; else 412.",
-        f'"{openapi.A_VERSION}"',
-        pattern=r'^"(0|[1-9][0-9]{0,17})"$',
-    ),
-    in_header(
-        "If-None-Match",
-        "`*`: the stream must have no events yet; else 412. Not together with `If-Match`.",
-        "*",
-        enum=["*"],
-    ),
-    in_header(
-        "Correlation-Id",
-        "The caller's own id for all that belongs together; it is kept with the command and its events.",
-        "order-4711",
-        minLength=1,
-        maxLength=200,
-        pattern=r"^[!-~]+$",
-    ),
-)
-_KEY = {"Idempotency-Key": header("The key that was given, or that was made for this command")}
-_ETAG = {"ETag": header("The stream's version, for `If-Match`")}
-_LOCATION = {"Location": header("Where the outcome is, or will be")}
-
-
 _PROBLEMS = (
-    *(requests.BAD_HEADER, requests.CUT_OFF, requests.TOO_SLOW, REFUSED, CONFLICT, TOO_LARGE, NOT_JSON),
-    *(INVALID, UNCLEAR, KEY_REUSED, BAD_SEGMENT, BEHIND, TOO_MANY_WAIT, HEAD_TOO_LARGE, FAILED, DEFECT, *DENIED),
+    *(requests.BAD_HEADER, REFUSED, CONFLICT, TOO_LARGE, NOT_JSON),
+    *(INVALID, UNCLEAR, KEY_REUSED, BAD_SEGMENT, BEHIND, TOO_MANY_WAIT, FAILED, DEFECT, *DENIED),
     *(NOT_APPENDED, UNKNOWN, STOPPING, *UNAVAILABLE, kind_of(OtherViewsLive), kind_of(CommandNotLive)),
 )
 
 
 def _responses(context: Context) -> openapi.Responses:
-    recorded = _KEY | openapi.AT_POSITION
+    recorded = openapi.KEY | openapi.AT_POSITION
     refusals = (Kind(409, code, refusal.message) for code, refusal in refusals_of(context).items())
-    done = {"headers": recorded | _ETAG | openapi.APPLIED, "links": _links(context)}
-    pending = {"headers": _KEY | _LOCATION | openapi.RETRY_AFTER | openapi.APPLIED, "model": openapi.Pending}
+    done = {"headers": recorded | openapi.ETAG | openapi.APPLIED, "links": _links(context)}
+    pending = {
+        "headers": openapi.KEY | openapi.LOCATION | openapi.RETRY_AFTER | openapi.APPLIED,
+        "model": openapi.Pending,
+    }
     others: openapi.Responses = {200: done, 202: pending | {"description": "It is in the log and will be decided."}}
     sealing = (FORGOTTEN, kind_of(KeysNotRead)) if any(map(is_personal, context.commands.values())) else ()
     return openapi.responses(
-        others, *_PROBLEMS, *sealing, *refusals, headers={409: recorded, 412: recorded, 503: _LOCATION}
+        others, *_PROBLEMS, *sealing, *refusals, headers={409: recorded, 412: recorded, 503: openapi.LOCATION}
     )
 
 

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.caller_limits import TOO_MANY_REQUESTS, CallerLimits
 from api.issuer import Issuer, KeysNotKnown, TokenRefused, Verified
 from api.problems import Problem, kind, kind_of, problem_of
 from api.requests import BAD_HEADER
@@ -26,7 +25,7 @@ log.addFilter(Sparing(10))
 
 NOT_AUTHENTICATED = kind(401, "not-authenticated", "Who asks is not known.")
 NOT_ALLOWED = kind(403, "not-allowed", "You may not do that.")
-PROBLEMS = (BAD_HEADER, NOT_AUTHENTICATED, NOT_ALLOWED, TOO_MANY_REQUESTS, kind_of(KeysNotKnown))
+PROBLEMS = (BAD_HEADER, NOT_AUTHENTICATED, NOT_ALLOWED, kind_of(KeysNotKnown))
 """What the door answers, on every path but the open ones."""
 OPEN = frozenset({"/health/live", "/health/ready"})
 """For probes, which have no token."""
@@ -38,12 +37,11 @@ _CALLER, _UNTIL = "samefold.caller", "samefold.until"
 
 
 class Door:
-    """Sets the request's caller, or answers 400, 401, 403, 429 or 503 in the app's place."""
+    """Sets the request's caller, or answers 400, 401, 403 or 503 in the app's place."""
 
     def __init__(self, app: ASGIApp, settings: Settings, issuer: Issuer) -> None:
         self.app = app
         self._issuer = issuer
-        self._limits = CallerLimits(settings.api_caller_rate, settings.api_caller_requests)
         self._shows_docs = settings.shows_docs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,8 +52,7 @@ class Door:
             scope[_CALLER], scope[_UNTIL] = caller, _ = await self._verified(scope)
             if scope["path"] == f"/{METRICS}" and METRICS not in caller.scopes:
                 raise NOT_ALLOWED(f"The token lacks the scope '{METRICS}'.")
-            with self._limits.taking(caller.subject):
-                await self.app(scope, receive, send)  # which answers its own problems
+            await self.app(scope, receive, send)  # which answers its own problems
         except Problem as problem:
             await problem.response()(scope, receive, send)
 
@@ -75,7 +72,7 @@ class Door:
 
 
 def caller_of(request: Request) -> Caller | None:
-    """Who asks; None where SAMEFOLD_AUTH=off, and everybody may do everything."""
+    """Who asks; None without SAMEFOLD_AUTH=jwt, and everybody may do everything."""
     caller: Caller | None = request.scope.get(_CALLER)
     return caller
 

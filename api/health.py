@@ -14,13 +14,12 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from api.issuer import Issuer
-from api.openapi import JSON, Described, describe, responses
-from api.problems import RETRY_AFTER_S, kind, why
+from api.openapi import JSON, Described, responses
+from api.problems import RETRY_AFTER_S, kind, kind_of
 from api.stores import HealthSnapshot, StoreChecks
 from domain.engine.personal.keys import Keys
 from infra.errors import SamefoldError
 from infra.observability import metrics
-from infra.settings import Settings
 from projections.engine.live.lag import Lags, standing_still, tell_lags
 from projections.engine.views.view import CORE
 
@@ -28,6 +27,8 @@ log = logging.getLogger(__name__)
 
 LOG_S = 60.0
 """Between two log lines of what stands still."""
+STALL_S = 30.0
+"""After so long without a move behind the log, the read model stands still. Longer than a switch or a rebalance takes."""
 BLIND_S = 10.0
 """The age of the last complete snapshot at which the checks themselves must be broken, unless a store is known to be wrong."""
 SUBJECTS = ("kafka", "database", "topics", "contract", "views")
@@ -72,13 +73,12 @@ class Ready(TypedDict):
 class Readiness:
     """Listens to the checks of the stores in one process, and keeps its gauges."""
 
-    def __init__(self, settings: Settings, stores: StoreChecks, keys: Keys | None, issuer: Issuer | None) -> None:
-        self._settings = settings
+    def __init__(self, stores: StoreChecks, keys: Keys | None, issuer: Issuer | None) -> None:
         self._stores = stores
         self._keys = keys
         """None where no context has personal fields."""
         self._issuer = issuer
-        """None where SAMEFOLD_AUTH=off."""
+        """None without SAMEFOLD_AUTH=jwt."""
         self._lags = Lags()
         self._undecided = Lags()
         self._log_at = 0.0
@@ -92,7 +92,7 @@ class Readiness:
         blind = None if any(found.values()) else self._blind()
         keys = {"keys": self._keys.unready()} if self._keys is not None else {}
         issuer = {"issuer": self._issuer.unready()} if self._issuer is not None else {}
-        return found | keys | issuer | {"looks": blind, "positions": self._standing_still()}
+        return found | keys | issuer | {"looks": blind, "positions": self._core_stands_still()}
 
     def checked(self) -> None:
         """Called after each check of the stores."""
@@ -103,25 +103,30 @@ class Readiness:
             decided, ends = ({at: one[which] for at, one in seen.commands.items()} for which in (0, 1))
             self._undecided.saw(seen.at, {"handlers": decided}, ends)
             tell_lags(self._lags.now | self._undecided.now, seen.views)
-            if (still := self.standing_still) and seen.at >= self._log_at:
+            if (still := self._standing_still()) and seen.at >= self._log_at:
                 self._log_at = seen.at + LOG_S
                 log.warning("standing still: %s", "; ".join(f"{who}: {what}" for who, what in still.items()))
         for name, error in self.checks().items():
             metrics.READY.labels(name).set(error is None)
 
-    @property
-    def standing_still(self) -> dict[str, str]:
-        return standing_still(self._lags.now | self._undecided.now, self._settings.api_stall_s)
+    def ready(self) -> Ready:
+        """The answer of `/health/ready`. Raises Problem 503 where a check fails."""
+        found = self.checks()
+        checks = {name: _checked(error) for name, error in found.items()}
+        if wrong := [name for name, error in found.items() if error is not None]:
+            raise NOT_READY(f"Failing: {', '.join(wrong)}.", checks=checks)
+        ready = Ready(status="ready", checks=checks)
+        views = self._seen.views if self._seen else ()
+        if stopped := {view: code for view, _, code in views if code}:
+            ready["stopped_views"] = stopped
+        if self._stores.watch and (unfit := self._stores.watch.unfit):
+            ready["unfit_topics"] = sorted(unfit)
+        if still := self._standing_still():
+            ready["standing_still"] = still
+        return ready
 
-    @property
-    def stopped_views(self) -> dict[str, str]:
-        """By name, the code of why each stopped, as of the last check."""
-        return {view: stopped for view, _, stopped in self._seen.views if stopped} if self._seen else {}
-
-    @property
-    def unfit_topics(self) -> list[str]:
-        """Those with settings that lose history. Commands are served as ever, which makes nothing worse."""
-        return sorted(self._stores.watch.unfit) if self._stores.watch else []
+    def _standing_still(self) -> dict[str, str]:
+        return standing_still(self._lags.now | self._undecided.now, STALL_S)
 
     def _blind(self) -> SamefoldError | None:
         age = time.monotonic() - self._seen.at if self._seen else None
@@ -132,8 +137,8 @@ class Readiness:
             "If this goes on, restart this process, and report what its log says as a defect.",
         )
 
-    def _standing_still(self) -> SamefoldError | None:
-        longest = self._settings.api_stall_s
+    def _core_stands_still(self) -> SamefoldError | None:
+        longest = STALL_S
         still = {who: lag for who, lag in self._lags.now.items() if who[0] == CORE and lag.still > longest}
         if not still:
             return None
@@ -147,16 +152,16 @@ class Readiness:
 
 def router() -> APIRouter:
     routes = APIRouter(route_class=Described)
-    routes.add_api_route("/health/live", describe(_live), tags=["health"], response_model=dict[str, str])
+    routes.add_api_route("/health/live", _live, tags=["health"], response_model=dict[str, str])
     routes.add_api_route(
         "/health/ready",
-        describe(_ready),
+        _ready,
         tags=["health"],
         response_model=Ready,
         response_description="Every check holds.",
         responses=responses({}, NOT_READY),
     )
-    routes.add_api_route("/metrics", describe(_metrics), include_in_schema=False)
+    routes.add_api_route("/metrics", _metrics, include_in_schema=False)
     return routes
 
 
@@ -168,24 +173,15 @@ async def _live(_request: Request) -> Response:
 async def _ready(request: Request) -> Response:
     """Whether requests should be sent here, with the reason of each check that fails."""
     readiness: Readiness = request.app.state.readiness
-    found = readiness.checks()
-    checks = {name: _checked(error) for name, error in found.items()}
-    if wrong := [name for name, error in found.items() if error is not None]:
-        raise NOT_READY(f"Failing: {', '.join(wrong)}.", checks=checks)
-    ready = Ready(status="ready", checks=checks)
-    if stopped := readiness.stopped_views:
-        ready["stopped_views"] = stopped
-    if unfit := readiness.unfit_topics:
-        ready["unfit_topics"] = unfit
-    if still := readiness.standing_still:
-        ready["standing_still"] = still
-    return Response(msgspec.json.encode(ready), media_type=JSON)
+    return Response(msgspec.json.encode(readiness.ready()), media_type=JSON)
 
 
 def _checked(error: SamefoldError | None) -> Checked:
     if error is None:
         return {"ok": True}
-    what, hint = why(error)
+    what, hint = kind_of(type(error)).title, "See the log of this process."
+    if error.is_public:
+        what, hint = error.message, error.hint
     return {"ok": False, "code": error.code, "why": what, "hint": hint}
 
 

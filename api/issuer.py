@@ -14,10 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
-import httpx
 import jwt
 import msgspec
-from jwt import PyJWK
+from jwt import PyJWK, PyJWKClient
 
 from api.safe_start import require_https
 from infra.access import Caller
@@ -29,8 +28,6 @@ log = logging.getLogger(__name__)
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Signatures only: no `none`, and no HMAC, whose secret could be a public key."""
-KEY_KINDS = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP"}
-"""The kind of key that an algorithm needs, by its first two letters."""
 LEEWAY_S = 30
 """How far the issuer's clock and this one may be apart."""
 FRESH_S = 300
@@ -39,7 +36,6 @@ AGAIN_S = 10
 """A token with an unknown key makes the keys be read again, at most so often."""
 READ_S = 5
 """How long reading them may take."""
-MOST_BYTES = 1_000_000
 MAX_TOKEN_BYTES = 8_192
 MOST_REMEMBERED = 2_000
 """Tokens that were found good; to check a signature takes longer than all the rest of the door."""
@@ -61,8 +57,8 @@ class KeysNotKnown(SamefoldError):
     is_public = True
 
 
-KeySet: TypeAlias = dict[tuple[str | None, str], dict[str, Any]]
-"""The issuer's public keys, as JWKs (RFC 7517), by id and kind."""
+KeySet: TypeAlias = dict[str | None, dict[str, Any]]
+"""The issuer's public keys, as JWKs (RFC 7517), by id."""
 
 
 class Verified(NamedTuple):
@@ -117,10 +113,10 @@ class Issuer:
         algorithm = str(header.get("alg"))
         if algorithm not in ALGORITHMS:
             raise TokenRefused("The token's algorithm is not allowed.")
-        name = header.get("kid"), KEY_KINDS[algorithm[:2]]
-        if name not in self._keys:
+        ident = header.get("kid")
+        if ident not in self._keys:
             await self._refresh()
-        if (key := self._keys.get(name)) is not None:
+        if (key := self._keys.get(ident)) is not None:
             try:
                 return PyJWK(key, key.get("alg", algorithm))
             except jwt.PyJWTError:
@@ -166,7 +162,8 @@ class Issuer:
             if time.monotonic() - self._read[0] < AGAIN_S:
                 return
             try:
-                keys = _usable(await _keys_of(self._settings))
+                async with asyncio.timeout(READ_S):
+                    keys = _usable(await asyncio.to_thread(_read, self._settings))
                 wrong = None if keys else KeysNotKnown("The issuer names no key that signatures can be checked with.")
             except Exception as error:  # whatever an issuer may answer with: known keys stay good
                 keys, wrong = {}, KeysNotKnown("The issuer's keys can't be read.", "See the log of this process.")
@@ -192,49 +189,39 @@ _WRONG: dict[type[Exception], str] = {
 }
 
 
-async def _keys_of(settings: Settings) -> Any:
+def _read(settings: Settings) -> Any:
     """The issuer's JSON Web Key Set, as it is now."""
-    if settings.jwt_keys and "://" not in settings.jwt_keys:
-        return msgspec.json.decode(await asyncio.to_thread(Path(settings.jwt_keys).read_bytes))
-    async with asyncio.timeout(READ_S), httpx.AsyncClient(timeout=READ_S) as client:
-        where = settings.jwt_keys
-        if not where:
-            issuer = str(settings.jwt_issuer)
-            metadata = await _json(client, f"{issuer.rstrip('/')}/.well-known/openid-configuration")
-            if metadata.get("issuer") != issuer:
-                raise ValueError(f"its metadata are those of another issuer: {str(metadata.get('issuer'))[:100]!r}")
-            where = str(metadata.get("jwks_uri"))
-        return await _json(client, where)
+    where = settings.jwt_keys
+    if where and "://" not in where:
+        return msgspec.json.decode(Path(where).read_bytes())
+    return _json(where or _keys_url(str(settings.jwt_issuer)))
 
 
-async def _json(client: httpx.AsyncClient, url: str) -> Mapping[str, Any]:
+def _keys_url(issuer: str) -> str:
+    """As the issuer's metadata name it."""
+    metadata = _json(f"{issuer.rstrip('/')}/.well-known/openid-configuration")
+    if metadata.get("issuer") != issuer:
+        raise ValueError(f"its metadata are those of another issuer: {str(metadata.get('issuer'))[:100]!r}")
+    return str(metadata.get("jwks_uri"))
+
+
+def _json(url: str) -> Any:
+    """The JSON object that is there. No redirect is followed: it could lead to a line that anybody can change."""
     require_https(url)
-    async with client.stream("GET", url) as answer:
-        answer.raise_for_status()
-        body = bytearray()
-        async for part in answer.aiter_bytes():
-            body += part
-            if len(body) > MOST_BYTES:
-                raise ValueError(f"{url} has more than {MOST_BYTES} bytes")
-    return msgspec.json.decode(body, type=dict[str, Any])
+    return PyJWKClient(url, cache_jwk_set=False, timeout=READ_S).fetch_data()
 
 
 def _usable(key_set: Any) -> KeySet:
-    """Those that signatures can be checked with. A kind's only key may be named by None, too."""
+    """Those that signatures can be checked with. An only key is that of tokens without an id, too."""
     found: KeySet = {}
-    listed = key_set.get("keys") if isinstance(key_set, dict) else None
-    for one in listed if isinstance(listed, list) else ():
-        if not isinstance(one, dict) or one.get("use", "sig") != "sig" or not isinstance(one.get("kid"), str | None):
-            continue
+    for key in key_set["keys"]:
         try:
-            algorithm = PyJWK(one).algorithm_name
-        except (jwt.PyJWTError, ValueError, TypeError):
-            continue  # of a kind that this library does not know
-        if algorithm in ALGORITHMS and "verify" in one.get("key_ops", ["verify"]):
-            found[one.get("kid"), KEY_KINDS[algorithm[:2]]] = one
-    for kind in {kind for _, kind in found}:
-        if len(keys := [key for name, key in found.items() if name[1] == kind]) == 1:
-            found[None, kind] = keys[0]
+            if key.get("use", "sig") == "sig" and PyJWK(key).algorithm_name in ALGORITHMS:
+                found[key.get("kid")] = key
+        except (jwt.PyJWTError, AttributeError, TypeError, ValueError):
+            continue  # no key, or of a kind that this library does not know
+    if len(found) == 1:
+        found[None] = next(iter(found.values()))
     return found
 
 

@@ -19,8 +19,9 @@ from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from api.notifications import Moved, Notifications
-from api.view_reader import DatabaseBusy, Values, ViewNotLive, ViewReader, ViewStopped, row_members, row_tag, stream_of
+from api.problems import Problem
+from api.view_reader import Values, ViewNotLive, ViewReader, ViewStopped, row_members, row_tag, stream_of
+from api.waits import Moved, Notifications
 from domain.engine.personal.keys import KeysNotRead
 from infra.access import Rows
 from infra.database.connect import DatabaseUnavailable
@@ -42,7 +43,7 @@ POLL_S = 1.0
 PAUSE_S = 0.02
 """Between two rounds; notifications that come faster are merged."""
 AGAIN_S = 1.0
-PASSING = DatabaseBusy, DatabaseUnavailable, KafkaUnavailable, KeysNotRead, ViewNotLive, ViewStopped
+PASSING = Problem, DatabaseUnavailable, KafkaUnavailable, KeysNotRead, ViewNotLive, ViewStopped
 
 
 class EventStream(StreamingResponse):

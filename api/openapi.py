@@ -1,25 +1,27 @@
 """The OpenAPI document: FastAPI makes it from what each route declares; the commands' bodies come from the classes in `domain/`.
 
-`describe` declares a route's parameters. FastAPI only documents them: parsing them there would cost more than the rest of the
-request's way through the framework, so `api/requests.py` parses them.
+Routes declare their parameters for the document only: if FastAPI parsed them, that would cost more than the rest of the request's
+way through the framework, so `api/requests.py` parses them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from inspect import Parameter, Signature
 from itertools import groupby
-from typing import Annotated, Any, Literal, NotRequired, TypeVar
+from typing import Annotated, Any, Literal, NotRequired
 
-from fastapi import FastAPI, Header, Path, Query, Request
+from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema, with_config
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core.core_schema import WithDefaultSchema
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from typing_extensions import TypedDict
 
 from api.problems import MEDIA_TYPE, Kind
+from api.requests import KEY as KEY_PATTERN
 from commands.intake import validator
 from domain.engine.contexts import Context
 
@@ -27,7 +29,6 @@ JSON = "application/json"
 Json = dict[str, Any]
 Responses = dict[int | str, Json]
 Route = Callable[[Request], Awaitable[Response]]
-R = TypeVar("R", bound=Route)
 
 REF = "#/components/schemas/{model}"
 A_STREAM, A_KEY, A_VERSION = "4711", "8e03978e-40d5-43dd-bc93-6894a57f9324", 3
@@ -115,6 +116,9 @@ def header(about: str, **schema: Any) -> Json:
 RETRY_AFTER = {"Retry-After": header("Seconds until it is worth trying again", type="integer", minimum=0)}
 AT_POSITION = {"Samefold-Position": header("The position token, as in the body")}
 APPLIED = {"Preference-Applied": header("The preferences of `Prefer` that were followed")}
+KEY = {"Idempotency-Key": header("The key that was given, or that was made for this command")}
+ETAG = {"ETag": header("The stream's version, for `If-Match`")}
+LOCATION = {"Location": header("Where the outcome is, or will be")}
 
 
 def responses(others: Responses, *kinds: Kind, headers: Mapping[int, Json] | None = None) -> Responses:
@@ -123,31 +127,33 @@ def responses(others: Responses, *kinds: Kind, headers: Mapping[int, Json] | Non
     for status, some in groupby(sorted(kinds, key=lambda kind: kind.status), key=lambda kind: kind.status):
         same = list(some)
         retry = RETRY_AFTER if any(kind.retry_after_s is not None for kind in same) else {}
-        about = "\n".join(f"- `{kind.code}`: {kind.title}" for kind in same)
-        found[status] = {"model": Problem, "description": about, "headers": retry | (headers or {}).get(status, {})}
+        about = "\n".join(map(_line, same))
+        found[status] = _PROBLEM | {"description": about, "headers": retry | (headers or {}).get(status, {})}
     return found
+
+
+_PROBLEM: Json = {"content": {MEDIA_TYPE: {"schema": {"$ref": REF.format(model="Problem")}}}}
+
+
+def _line(kind: Kind) -> str:
+    return f"- `{kind.code}`: {kind.title}"
 
 
 # ── parameters ──
 
 
-def parameter(where: Callable[..., Any], name: str, about: str, schema: Json) -> Parameter:
-    """One in `where`: `Path`, `Query` or `Header`."""
-    annotation = Annotated[Any, where(alias=name, description=about), WithJsonSchema(schema)]
-    default = Parameter.empty if where is Path else schema.get("default")
-    # with a prefix: a view's column may have the name of a header or a keyword of Python; none begins with an underscore
-    unique = f"{where.__name__}_{name if name.isidentifier() else '_' + name.replace('-', '_')}"
-    return Parameter(unique, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+def parameter(where: Literal["path", "query", "header"], name: str, about: str, schema: Json) -> Json:
+    return {"in": where, "name": name, "required": where == "path", "description": about, "schema": schema}
 
 
-def text_in_path(name: str, about: str, example: str) -> Parameter:
+def text_in_path(name: str, about: str, example: str) -> Json:
     """A segment of any text without control characters."""
     schema = {"type": "string", "minLength": 1, "maxLength": 190, "pattern": r"^[^\x00-\x1f\x7f-\x9f]+$"}
-    return parameter(Path, name, f"{about} A slash in it is written `%2F`.", schema | {"examples": [example]})
+    return parameter("path", name, f"{about} A slash in it is written `%2F`.", schema | {"examples": [example]})
 
 
-def in_header(name: str, about: str, example: str, **schema: Any) -> Parameter:
-    return parameter(Header, name, about, {"type": "string", "examples": [example]} | schema)
+def in_header(name: str, about: str, example: str, **schema: Any) -> Json:
+    return parameter("header", name, about, {"type": "string", "examples": [example]} | schema)
 
 
 PREFER = in_header(
@@ -156,17 +162,43 @@ PREFER = in_header(
     "wait=5",
 )
 AFTER = parameter(
-    Query,
+    "query",
     "after",
     "Positions of earlier answers: this answer will not be older than any of them.",
     {"type": "array", "items": {"type": "string", "pattern": POSITION}},
 )
 
 
-def describe(route: R, *parameters: Parameter) -> R:
-    """The route with these parameters in the document."""
-    vars(route)["__signature__"] = Signature(list(parameters))
-    return route
+COMMAND_HEADERS = (
+    in_header(
+        "Idempotency-Key",
+        "The command's id, a string of RFC 9651 (draft-ietf-httpapi-idempotency-key-header). Sent again with the same key and "
+        "body, it gets the same answer and does nothing twice. Without one the service makes one, and a retry is another command. "
+        "A key without spaces is accepted without its quotes, too.",
+        f'"{A_KEY}"',
+        pattern=KEY_PATTERN,
+    ),
+    in_header(
+        "If-Match",
+        "The version that the stream must have, as an answer's ETag has it; else 412.",
+        f'"{A_VERSION}"',
+        pattern=r'^"(0|[1-9][0-9]{0,17})"$',
+    ),
+    in_header(
+        "If-None-Match",
+        "`*`: the stream must have no events yet; else 412. Not together with `If-Match`.",
+        "*",
+        enum=["*"],
+    ),
+    in_header(
+        "Correlation-Id",
+        "The caller's own id for all that belongs together; it is kept with the command and its events.",
+        "order-4711",
+        minLength=1,
+        maxLength=200,
+        pattern=r"^[!-~]+$",
+    ),
+)
 
 
 class Described(APIRoute):
@@ -186,6 +218,19 @@ class Described(APIRoute):
 # ── commands' bodies ──
 
 
+class _Readable(GenerateJsonSchema):
+    """Without what code generators can't read: titles that repeat the name, and objects as defaults."""
+
+    def field_title_should_be_set(self, *_: object) -> bool:
+        return False
+
+    def default_schema(self, schema: WithDefaultSchema) -> Json:
+        made = super().default_schema(schema)
+        if isinstance(made.get("default"), dict | list):
+            del made["default"]
+        return made
+
+
 class Body:
     """The JSON schema of a command, under names with its context as prefix, and an example that its validation accepts."""
 
@@ -193,9 +238,10 @@ class Body:
         prefix = "".join(part.capitalize() for part in context.name.split("_"))
         self.kind = kind
         self.component = prefix + name
-        self.schema: Json = TypeAdapter(kind).json_schema(ref_template=f"#/components/schemas/{prefix}{{model}}")
-        parts = {prefix + part: _readable(schema) for part, schema in self.schema.pop("$defs", {}).items()}
-        self.components = parts | {self.component: _readable(self.schema) | {"title": self.component}}
+        references = REF.format(model=prefix + "{model}")
+        self.schema: Json = TypeAdapter(kind).json_schema(ref_template=references, schema_generator=_Readable)
+        parts = {prefix + part: schema for part, schema in self.schema.pop("$defs", {}).items()}
+        self.components = parts | {self.component: self.schema | {"title": self.component}}
 
     def described(self) -> Json:
         content = {"schema": {"$ref": REF.format(model=self.component)}} | self._example()
@@ -209,19 +255,6 @@ class Body:
         except ValidationError:
             return {}
         return {"example": made}
-
-
-def _readable(schema: Json) -> Json:
-    """Without what code generators can't read: titles that repeat the name, and objects as defaults."""
-    properties = {
-        name: {
-            key: value
-            for key, value in described.items()
-            if key != "title" and not (key == "default" and isinstance(value, dict | list))
-        }
-        for name, described in schema.get("properties", {}).items()
-    }
-    return schema | {"properties": properties}
 
 
 def _value(schema: Json) -> Any:
@@ -251,24 +284,16 @@ def _value(schema: Json) -> Any:
 
 
 def document(app: FastAPI, bodies: list[Body], open_paths: Collection[str], at_the_door: Sequence[Kind]) -> Json:
-    """The whole document: FastAPI's, with the commands' schemas, and with the media type of problems.
+    """The whole document: FastAPI's, with the schemas of problems and of commands.
 
     `at_the_door` are the problems of every route but those with open paths; where there are some, requests need a token.
     """
     made: Json = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    problem: Json = TypeAdapter(Problem).json_schema(ref_template=REF)
     schemas = made["components"]["schemas"]
+    schemas |= problem.pop("$defs") | {"Problem": problem}
     for body in bodies:
         schemas |= body.components
-    for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which is never answered here
-        schemas.pop(name, None)
-    for path in made["paths"].values():
-        for operation in path.values():
-            responses = operation["responses"]
-            if "HTTPValidationError" in str(responses.get("422")):
-                del responses["422"]
-            for status, response in responses.items():
-                if status >= "400":
-                    [response["content"]] = [{MEDIA_TYPE: content} for content in response["content"].values()]
     if at_the_door:
         _lock(made, open_paths, at_the_door)
     return made
@@ -277,14 +302,12 @@ def document(app: FastAPI, bodies: list[Body], open_paths: Collection[str], at_t
 def _lock(made: Json, open_paths: Collection[str], at_the_door: Sequence[Kind]) -> None:
     made["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}}
     made["security"] = [{"token": []}]
-    problem = {MEDIA_TYPE: {"schema": {"$ref": REF.format(model="Problem")}}}
     for path, operations in made["paths"].items():
         for operation in operations.values():
             if path in open_paths:
                 operation["security"] = []
                 continue
             for kind in at_the_door:
-                response = operation["responses"].setdefault(str(kind.status), {"description": "", "content": problem})
-                line = f"- `{kind.code}`: {kind.title}"
-                if line not in response["description"]:
-                    response["description"] = f"{response['description']}\n{line}".strip()
+                response = operation["responses"].setdefault(str(kind.status), _PROBLEM | {"description": ""})
+                if _line(kind) not in response["description"]:
+                    response["description"] = f"{response['description']}\n{_line(kind)}".strip()

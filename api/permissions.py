@@ -1,4 +1,4 @@
-"""Asks `access.py` what a caller may do. Where SAMEFOLD_AUTH=off there is no caller, and nothing is asked."""
+"""Asks `access.py` what a caller may do. Without SAMEFOLD_AUTH=jwt there is no caller, and nothing is asked."""
 
 from __future__ import annotations
 

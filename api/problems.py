@@ -1,4 +1,4 @@
-"""Every answer that is not 2xx: RFC 9457, `application/problem+json`.
+"""Every answer of the app that is not 2xx: RFC 9457, `application/problem+json`.
 
 A kind of problem is declared once, next to the code that raises it, and explained in docs/http-api.md or docs/reading.md:
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from http import HTTPStatus
 from itertools import islice
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -82,40 +81,42 @@ class Problem(Exception):
 KINDS: dict[str, Kind] = {}
 """All declared kinds, by code."""
 
+_OF_ERRORS: dict[type[SamefoldError], Kind] = {}
+
 
 def kind(status: int, code: str, title: str, retry_after_s: int | None = None) -> Kind:
     """Declare a kind of problem. Its code never changes: clients branch on it."""
     return KINDS.setdefault(code, Kind(status, code, title, retry_after_s))
 
 
-CALLERS_FAULT: dict[type[SamefoldError], Kind] = {}
-"""Named errors that the caller can put right, each with its kind of problem; of all others `kind_of` tells."""
+def callers_fault(error: type[SamefoldError], status: int, title: str) -> Kind:
+    """Declare the kind of a named error that the caller can put right."""
+    return _OF_ERRORS.setdefault(error, kind(status, error.code, title))
+
+
+def kind_of(error: type[SamefoldError]) -> Kind:
+    """The kind of a named error: a 503 or a 500, with the first sentence of its class's docstring as title, unless declared."""
+    title = " ".join((error.__doc__ or error.code).split()).partition(". ")[0].rstrip(".")
+    status, retry_after_s = (500, None) if error.is_defect else (503, RETRY_AFTER_S)
+    return _OF_ERRORS.get(error) or Kind(status, error.code, f"{title}.", retry_after_s)
+
 
 NOT_FOUND = kind(404, "not-found", "There is nothing here.")
 METHOD_NOT_ALLOWED = kind(405, "method-not-allowed", "This path does not support this method.")
-HEAD_TOO_LARGE = kind(431, "head-too-large", "The head of the request is too large.")
-BAD_REQUEST = kind(400, "bad-request", "The request can't be understood.")
 INVALID = kind(422, "invalid", "Some of what was sent does not fit.")
 DEFECT = kind(500, "defect", "The server made a mistake.")
 STOPPING = kind(503, "stopping", "This process is stopping.", RETRY_AFTER_S)
 
 
 def problem_of(error: SamefoldError, **members: Any) -> Problem:
-    """A named error as a problem, mostly a 503: a store that is unavailable or inconsistent may be well again soon.
+    """A named error as a problem, mostly a 503: a store that is unavailable or inconsistent may be available again soon.
 
-    This is the one place that decides what a client learns of an error: its message only where that is public.
+    A client learns the error's message only where that is public.
     """
     detail, hint = (error.message, error.hint) if error.is_public else ("", "")
     if hint:
         members["hint"] = hint
     return kind_of(type(error))(detail, **members)
-
-
-def kind_of(error: type[SamefoldError]) -> Kind:
-    """The kind of a named error. Its title is the first sentence of the docstring of its class."""
-    title = " ".join((error.__doc__ or error.code).split()).partition(". ")[0].rstrip(".")
-    status, retry_after_s = (500, None) if error.is_defect else (503, RETRY_AFTER_S)
-    return Kind(status, error.code, f"{title}.", retry_after_s)
 
 
 UNAVAILABLE = (kind_of(DatabaseUnavailable), kind_of(KafkaUnavailable))
@@ -129,13 +130,6 @@ def traceable(problem: Problem) -> Problem:
         correlation.current.set(found)
     problem.headers["Correlation-Id"] = problem.members["correlation_id"] = found
     return problem
-
-
-def why(error: SamefoldError) -> tuple[str, str]:
-    """What any client may learn of an error, and what to do about it."""
-    return (
-        (error.message, error.hint) if error.is_public else (kind_of(type(error)).title, "See the log of this process.")
-    )
 
 
 def invalid(errors: Iterable[tuple[str, str]]) -> Problem:
@@ -159,22 +153,16 @@ async def _problem(_request: Request, error: Exception) -> Response:
 
 
 async def _http(_request: Request, error: Exception) -> Response:
+    """No route, or another method. The router raises nothing else."""
     assert isinstance(error, HTTPException)
-    status, headers = error.status_code, dict(error.headers or {})
-    if known := {404: NOT_FOUND, 405: METHOD_NOT_ALLOWED}.get(status):
-        return known(headers=headers).response()
-    phrase = HTTPStatus(status).phrase
-    return Kind(status, "-".join(phrase.lower().split()), phrase)(headers=headers).response()
+    return (METHOD_NOT_ALLOWED if error.status_code == 405 else NOT_FOUND)(headers=error.headers).response()
 
 
 async def _named(_request: Request, error: Exception) -> Response:
     assert isinstance(error, SamefoldError)
-    if refused := CALLERS_FAULT.get(type(error)):
-        return refused(error.message, hint=error.hint).response()
     problem = problem_of(error)
     if not error.is_public:  # what the client does not learn is logged
-        problem = traceable(problem)
-        log.warning("answered %d %s: %s", problem.kind.status, error.code, error)
+        log.warning("answered %d %s: %s", traceable(problem).kind.status, error.code, error)
     return problem.response()
 
 

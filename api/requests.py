@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from codecs import BOM_UTF8
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 from urllib.parse import quote, unquote_to_bytes
@@ -18,17 +18,18 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.problems import ClientGone, invalid, kind
+from api.problems import ClientGone, Problem, invalid, kind
 from api.request_metrics import MAX_ID_BYTES
 from infra.observability import correlation
 
 BAD_SEGMENT = kind(422, "bad-segment", "A part of the path is not UTF-8.")
 BAD_HEADER = kind(400, "bad-header", "A header can't be understood.")
 TOO_LARGE = kind(413, "too-large", "That is too much.")
-TOO_SLOW = kind(408, "too-slow", "The request did not arrive in time.")
-CUT_OFF = kind(400, "cut-off", "The request ended too early.")
 
-WATCHERS = "samefold.watchers"
+LONGEST_WAIT_S = 60
+"""Proxies close connections that are silent for longer."""
+WATCHED_AFTER_S = 1.0
+"""Nearly all requests have their answer before that, and need no task that waits for their client to disconnect."""
 _PLAIN = "!$&'()*+,;=:@"
 """What RFC 3986 allows in a segment, apart from letters, digits and `-._~`."""
 _IN_QUOTES = r'[ !#-\[\]-~]|\\["\\]'
@@ -163,7 +164,7 @@ def is_json(request: Request) -> bool:
 
 
 class Preferences(NamedTuple):
-    """The header Prefer (RFC 7240): `respond-async`, and `wait=N` in seconds, up to `api_max_wait_s`. Others are ignored."""
+    """The header Prefer (RFC 7240): `respond-async`, and `wait=N` in seconds, up to LONGEST_WAIT_S. Others are ignored."""
 
     respond_async: bool = False
     wait_s: int | None = None
@@ -180,68 +181,62 @@ class Preferences(NamedTuple):
         return {"Preference-Applied": ", ".join(applied)} if applied else {}
 
 
-def preferences(request: Request, longest_s: float) -> Preferences:
+def preferences(request: Request) -> Preferences:
     """Where a preference is repeated, the first counts, as the RFC has it."""
     given: dict[str, str] = {}
     for part in ",".join(request.headers.getlist("Prefer")).split(","):
         if match := _PREFERENCE.fullmatch(part):
             given.setdefault(match[1].lower(), (match[2] or "").strip('"'))
     wait = given.get("wait", "")
-    return Preferences("respond-async" in given, min(int(wait), int(longest_s)) if _SECONDS(wait) else None)
+    return Preferences("respond-async" in given, min(int(wait), LONGEST_WAIT_S) if _SECONDS(wait) else None)
 
 
 # ── the body, and the client ──
 
 
-async def body_of(request: Request, most: int, within_s: float) -> bytes:
-    """The body, of at most that many bytes. Raises Problem 400, 408, 413, having read no more than it must."""
+async def body_of(request: Request, most: int) -> bytes:
+    """The body, of at most that many bytes. Raises Problem 413, ClientGone, having read no more than it must."""
     declared = request.headers.get("Content-Length", "")
     if declared.isdecimal() and int(declared[:20]) > most:
         raise _too_large(most)
-    parts: list[bytes] = []
-    size = 0
+    body = bytearray()
     try:
-        async with asyncio.timeout(within_s):
-            async for part in request.stream():
-                size += len(part)
-                if size > most:
-                    raise _too_large(most)
-                parts.append(part)
-    except TimeoutError:
-        raise TOO_SLOW(f"The body took longer than {within_s:g} s.", headers={"Connection": "close"}) from None
+        async for part in request.stream():
+            body += part
+            if len(body) > most:
+                raise _too_large(most)
     except ClientDisconnect:
-        raise CUT_OFF() from None
-    return b"".join(parts).removeprefix(BOM_UTF8)
+        raise ClientGone from None
+    return bytes(body.removeprefix(BOM_UTF8))
 
 
-def _too_large(most: int) -> Exception:
+def _too_large(most: int) -> Problem:
     return TOO_LARGE(f"The body may have {most} bytes.", limit=most)
-
-
-class Watchers(set[Callable[[], object]]):
-    """What is called when a connection's client disconnects. A request's scope holds it under WATCHERS."""
-
-    is_gone = False
-
-    def disconnected(self) -> None:
-        self.is_gone = True
-        for call in self:
-            call()
 
 
 @contextmanager
 def watched(request: Request) -> Iterator[None]:
-    """Ends the block with ClientGone as soon as the request's client disconnects."""
-    task, watchers = asyncio.current_task(), request.scope[WATCHERS]
+    """Ends a block that lasts longer than WATCHED_AFTER_S with ClientGone when the request's client disconnects."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
-    if watchers.is_gone:
-        raise ClientGone
-    watchers.add(task.cancel)
+    watching: list[asyncio.Task[None]] = []
+    is_gone = False
+
+    async def watch() -> None:
+        nonlocal is_gone
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        is_gone = True
+        task.cancel()
+
+    later = loop.call_later(WATCHED_AFTER_S, lambda: watching.append(loop.create_task(watch())))
     try:
         yield
     except asyncio.CancelledError:
-        if watchers.is_gone and not task.uncancel():
+        if is_gone and not task.uncancel():
             raise ClientGone from None
         raise
     finally:
-        watchers.discard(task.cancel)
+        later.cancel()
+        for one in watching:
+            one.cancel()

@@ -18,12 +18,12 @@ class ListensToAll(SamefoldError):
 
 def require_safe(settings: Settings, host: str) -> None:
     """Raises ListensToAll, BadAccess, BadSettings where the API, listening on that host, would let in whom it should not."""
-    if settings.auth == "off":
-        if not (is_loopback(host) or settings.auth_in_front):
-            raise ListensToAll(
-                f"The API would listen on {host}, beyond this machine, and answer everybody there: SAMEFOLD_AUTH is off.",
-                "Set SAMEFOLD_AUTH=jwt (docs/access.md), or SAMEFOLD_AUTH_IN_FRONT=true if something in front asks who comes in.",
-            )
+    if settings.auth == "off" and not is_loopback(host):
+        raise ListensToAll(
+            f"The API would listen on {host}, beyond this machine, and answer everybody there: SAMEFOLD_AUTH is off.",
+            "Set SAMEFOLD_AUTH=jwt (docs/access.md), or SAMEFOLD_AUTH=in-front if something in front asks who comes in.",
+        )
+    if settings.auth != "jwt":
         return
     access()
     if not (settings.jwt_issuer and settings.jwt_audience):

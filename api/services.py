@@ -7,27 +7,24 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from typing import Self
 from weakref import WeakValueDictionary
 
 from fastapi import Request
 
-from api.append import Appender
 from api.issuer import Issuer
 from api.live_rows import RowFeed
-from api.notifications import Notifications
-from api.outcome_waits import TOO_MANY_WAIT, OutcomeWaits
-from api.problems import Kind, kind, problem_of
+from api.problems import kind
 from api.stores import StoreChecks
-from api.view_reader import DatabaseBusy, PositionWaits, ViewReader
+from api.view_reader import TOO_MANY_READERS, PositionWaits, ViewReader
+from api.waits import TOO_MANY_WAIT, Notifications, OutcomeWaits, Slots
+from commands.append import Appender
 from domain.engine.contexts import has_personal_fields
 from domain.engine.personal.keys import Keys
 from infra.access import Access
 from infra.database.connect import parameters
-from infra.database.deadline import Connection, Pool
+from infra.database.deadline import Pool
 from infra.errors import SamefoldError
-from infra.log.topics import Topic
 from infra.processes.process_end import Parts
 from infra.settings import Settings
 from projections.engine.views.core_views import all_views
@@ -44,64 +41,11 @@ POOL_AGAIN_S = 2.0
 SEARCH_WAIT_S = 2.0
 """How long a search waits for others to end."""
 
+MAX_LIVE = 1_000
+"""Clients that may be subscribed to live changes. More are served by more processes."""
+
 TOO_MANY_SEARCHES = kind(429, "too-many-searches", "Too many lists are being searched.", 1)
 TOO_MANY_SUBSCRIBERS = kind(429, "too-many-subscribers", "Too many clients are subscribed.", 5)
-
-
-class Slots:
-    """A semaphore that raises a Problem where no slot gets free within `wait_s` seconds."""
-
-    def __init__(self, most: int, refusal: Kind, wait_s: float = 0, **members: Any) -> None:
-        self.taken = 0
-        self._free = asyncio.Semaphore(most)
-        self._refusal = refusal
-        self._members = members
-        self._wait_s = wait_s
-
-    async def take(self) -> None:
-        """Raises Problem 429."""
-        if self._free.locked():
-            try:
-                async with asyncio.timeout(self._wait_s):
-                    await self._free.acquire()
-            except TimeoutError:
-                raise self._refusal(**self._members) from None
-        else:
-            await self._free.acquire()  # at once
-        self.taken += 1
-
-    def give_back(self) -> None:
-        self.taken -= 1
-        self._free.release()
-
-    async def __aenter__(self) -> None:
-        """A slot for the time of a block. Raises Problem 429."""
-        await self.take()
-
-    async def __aexit__(self, *_: object) -> None:
-        self.give_back()
-
-
-class ReadersPool:
-    """Leaves one connection of a pool to the process itself, so that readers never make the database look unavailable to it."""
-
-    def __init__(self, pool: Pool, most: int) -> None:
-        self._pool = pool
-        self._free = asyncio.Semaphore(most)
-
-    @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
-        """Raises DatabaseBusy."""
-        try:
-            async with asyncio.timeout(POOL_WAIT_S):
-                await self._free.acquire()
-        except TimeoutError:
-            raise DatabaseBusy(f"No connection to the database was free for {POOL_WAIT_S:g} s.") from None
-        try:
-            async with self._pool.connection() as connection:
-                yield connection
-        finally:
-            self._free.release()
 
 
 class Services:
@@ -138,29 +82,21 @@ class Services:
         """Of personal values, which are sealed and opened here. None where no context has any."""
         self.issuer = Issuer(settings, name) if settings.auth == "jwt" else None
         self._closing = threading.Event()
-        self.appender = Appender(settings, name)
-        self.stores.subscribe(self._kafka_answered)
+        self.appender = Appender(settings, name, self.stores.kafka)
         self.outcomes = OutcomeWaits(settings, self.notifications, name)
         # a request that waits costs next to nothing; one that is refused and sent again, as much as a command
         self.places = Slots(settings.api_max_waiting, TOO_MANY_WAIT, settings.api_wait_s, appended="no")
         """For requests that wait for outcomes."""
         self.positions = PositionWaits(self.notifications, settings.api_max_waiting)
-        self.views = ViewReader(settings, ReadersPool(self.pool, settings.api_connections), self.positions, self.keys)
+        # one connection less than there are: readers never make the database look unavailable to the process itself
+        why = f"No connection to the database was free for {POOL_WAIT_S:g} s."
+        readers = Slots(settings.api_connections, TOO_MANY_READERS, POOL_WAIT_S, detail=why)
+        self.views = ViewReader(settings, self.pool, readers, self.positions, self.keys)
         # half of the connections are for lists that no index leads to; they would block all other reads
         self.searches = Slots(settings.api_connections // 2, TOO_MANY_SEARCHES, SEARCH_WAIT_S)
         self._searching: WeakValueDictionary[str, Slots] = WeakValueDictionary()
-        self.subscribers = Slots(settings.api_max_live, TOO_MANY_SUBSCRIBERS)
+        self.subscribers = Slots(MAX_LIVE, TOO_MANY_SUBSCRIBERS)
         self._feeds: dict[str, RowFeed] = {}
-
-    @property
-    def commands(self) -> Topic:
-        """The topic of commands as it is now. Raises Problem 503 where it can't be used."""
-        return self._topics()[0]
-
-    @property
-    def events(self) -> Topic:
-        """The log. Raises Problem 503 where it can't be used."""
-        return self._topics()[1]
 
     @asynccontextmanager
     async def searching(self, caller: str | None) -> AsyncIterator[None]:
@@ -197,24 +133,11 @@ class Services:
         self.parts.task("outcomes", self.outcomes.answer())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.parts.cancel()
         self._closing.set()
         await self.appender.close()
         await self.pool.close(1)
-
-    def _topics(self) -> tuple[Topic, Topic]:
-        try:
-            return self.stores.topics()
-        except SamefoldError as error:
-            raise problem_of(error) from None
-
-    def _kafka_answered(self) -> None:
-        """Let the appender, which appends nothing while all brokers are unreachable, try again."""
-        if self.stores.kafka_answered:
-            self.appender.back()
 
     def _failed(self, error: SamefoldError) -> None:
         self.failure = error

@@ -17,9 +17,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from psycopg_pool import AsyncConnectionPool
 
+from api.problems import problem_of
 from commands import release
 from commands.outcomes import ReadModelNotSetUp
 from domain.engine.contexts import has_personal_fields
@@ -33,7 +34,6 @@ from infra.observability.logs import StatusLog
 from infra.settings import Settings
 from projections.engine.live.lag import VIEWS
 from projections.engine.live.startup import set_difference
-from projections.engine.rebuild.switch import Pointer
 from projections.engine.store.command_types import CommandType
 from projections.engine.store.positions import AGENTS
 from projections.engine.views.core_views import code_set
@@ -81,8 +81,6 @@ class HealthSnapshot:
     """The state of both stores at one moment, `at` of `time.monotonic()`."""
 
     at: float
-    live: Mapping[str, Pointer]
-    """By view."""
     positions: Mapping[str, Mapping[int, int]]
     """{agent: {partition: next offset}}, of agents with live views, and of policies."""
     ends: Mapping[int, int]
@@ -109,10 +107,12 @@ class StoreChecks:
         self, settings: Settings, pool: AsyncConnectionPool[Any], name: str, views: Mapping[str, View]
     ) -> None:
         self.seen: HealthSnapshot | None = None
-        self.live: Mapping[str, Pointer] = {}
-        """The live views, by name."""
+        self.live: Mapping[str, int] = {}
+        """The live views' versions, by name."""
         self.types: frozenset[CommandType] = frozenset()
         """The commands that some handler knows."""
+        self.kafka = clients.Connection(name)
+        """Of the producer of commands, which knows at once that no broker is reachable, and tries again after a good check."""
         self.kafka_answered = False
         """At the last check."""
         self.failures: dict[str, SamefoldError] = {
@@ -137,43 +137,40 @@ class StoreChecks:
         self._listeners.append(listener)
 
     def topics(self) -> tuple[Topic, Topic]:
-        """(commands, events). Raises the named error that makes them unusable; an unavailable PostgreSQL does not."""
-        for subject in ("topics", "contract"):
-            if error := self.failures.get(subject):
-                raise error.with_traceback(None)  # else it would keep the frames of all requests that it is raised in
-        if self._topics is None:
-            raise (self.failures.get("kafka") or self.failures["start"]).with_traceback(None)
-        return self._topics
+        """(commands, events) as they are now. Raises Problem 503 where they can't be used; an unavailable PostgreSQL does not."""
+        error = self.failures.get("topics") or self.failures.get("contract")
+        if error is None and self._topics is not None:
+            return self._topics
+        raise problem_of(error or self.failures.get("kafka") or self.failures["start"])
 
     def require(self, *views: str) -> None:
-        """Raises the named error of a subject that is wrong, NotLooked last; of views, only these count."""
+        """Raises the named error of what is wrong, NotLooked last. Of views only these count."""
+        if self.kafka.away.is_set():
+            raise clients.away(self._settings, KafkaError(KafkaError._ALL_BROKERS_DOWN))
         wrong = (error for subject, error in self.failures.items() if subject != "views")
         for error in sorted(wrong, key=lambda error: isinstance(error, NotLooked)):
-            raise error.with_traceback(None)
+            raise error.with_traceback(None)  # else it would keep the frames of all requests that it is raised in
         self.require_live(*views)
 
     def require_live(self, *views: str) -> None:
         """Raises ReadModelNotSetUp, OtherViewsLive unless all of these are live in this code's version."""
         if not self.live:
             raise ReadModelNotSetUp("No view is live yet.", "If no agent is starting, start one: `samefold run agent`.")
-        now = {name: self.live[name].version for name in views if name in self.live}
+        now = {name: self.live[name] for name in views if name in self.live}
         if difference := set_difference(now, {name: self._versions[name] for name in views}):
             what, _, hint = difference.partition(". ")
             raise OtherViewsLive(f"{what[:1].upper()}{what[1:]}.", hint)
 
-    async def find_command(self, kind: CommandType) -> None:
-        """Look up a command that was not live at the last check: its first handler may just have started.
+    async def require_command(self, kind: CommandType) -> None:
+        """Raises CommandNotLive where no handler knows the command: appended, it would be rejected as malformed, for good.
 
-        Raises DatabaseUnavailable.
+        Raises DatabaseUnavailable too: it is looked up again, as its first handler may just have started.
         """
         if kind not in self.types:
             with named_errors(self._settings):
                 async with self._pool.connection() as connection:
                     cursor = await connection.execute("select context, type from command_types")
                     self.types = frozenset(CommandType(*row) for row in await cursor.fetchall())
-
-    def require_command(self, kind: CommandType) -> None:
-        """Raises CommandNotLive where no handler knows the command: appended, it would be rejected as malformed, for good."""
         if kind not in self.types:
             raise CommandNotLive(
                 f"No handler that knows '{kind}' has started yet.",
@@ -197,15 +194,20 @@ class StoreChecks:
         rows = await self._checked("database", self._ask_database())
         if self._topics is None or time.monotonic() >= self._compare_at:
             await self._checked("kafka", self._ask_topics())
-        ends = await self._checked("kafka", self._ask_ends(self._topics[1])) if self._topics else None
+        ends = None
+        if self._topics:
+            ask_ends = partial(topics.ends, self._topics[1], self._admin)
+            ends = await self._checked("kafka", self._in_thread(ask_ends))
         self.kafka_answered = ends is not None
         if ends is not None:
             self._kafka_at = time.monotonic()
+            self.kafka.seen()
         if rows is None:
             return
-        promised = {name: Contract(name, *contract) for name, *contract in rows[2] or ()}
-        self.live = {view: Pointer(view, agent, version, table) for view, agent, version, table in rows[1] or ()}
-        self.types = frozenset(CommandType(*one) for one in rows[4] or ())
+        folded, live, contracts, left_out, types = (part or () for part in rows)
+        promised = {name: Contract(name, *contract) for name, *contract in contracts}
+        self.live = dict(live)
+        self.types = frozenset(CommandType(*one) for one in types)
         self._require("views", partial(self.require_live, *self._write_model))
         if self._topics:
             self._require("contract", partial(_require_contract, self._topics, promised))
@@ -213,12 +215,12 @@ class StoreChecks:
         if ends is not None:
             positions: dict[str, dict[int, int]] = {}
             commands = dict(self._commands)
-            for agent, partition, next_offset, command in rows[0] or ():
+            for agent, partition, next_offset, command in folded:
                 positions.setdefault(agent, {})[partition] = next_offset
                 if agent == CORE and partition in commands:
                     told, end = commands[partition]
                     commands[partition] = max(told, command + 1), end
-            self.seen = HealthSnapshot(time.monotonic(), self.live, positions, ends, rows[3] or (), commands)
+            self.seen = HealthSnapshot(time.monotonic(), positions, ends, left_out, commands)
 
     async def _checked(self, subject: str, asked: Awaitable[T]) -> T | None:
         """The store's answer, or None with the reason in `failures`."""
@@ -253,7 +255,7 @@ class StoreChecks:
 
     def _is_well(self, subject: str) -> None:
         self.failures.pop(subject, None)
-        self._status.well(subject, f"{subject}: well again")
+        self._status.well(subject, f"{subject}: as it should be")
 
     async def _ask_database(self) -> Any:
         names = [self._settings.commands_topic, self._settings.events_topic]
@@ -261,9 +263,6 @@ class StoreChecks:
             with ended_after(connection, DATABASE_S):
                 cursor = await connection.execute(_SEEN, (self._settings.events_topic, names))
             return await cursor.fetchone()
-
-    async def _ask_ends(self, events: Topic) -> dict[int, int]:
-        return await self._in_thread(partial(topics.ends, events, self._admin))
 
     def _ask_commands(self, commands: Topic) -> None:
         """What no request depends on: unknown where this process may not ask for the handlers' group."""
@@ -300,7 +299,7 @@ _SEEN = f"""
 select
   (select json_agg(json_build_array(agent, partition, next_offset, command_offset))
      from positions where topic = %s and agent in {AGENTS}),
-  (select json_agg(json_build_array(view, agent, version, table_name)) from live),
+  (select json_agg(json_build_array(view, version)) from live),
   (select json_agg(json_build_array(topic, topic_id, partitions, partitioner)) from topics where topic = any(%s)),
   (select json_agg(json_build_array(view, streams, stopped)) from ({VIEWS}) v),
   (select json_agg(json_build_array(context, type)) from command_types)

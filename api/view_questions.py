@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import msgspec
 from fastapi import Request
 
-from api.problems import CALLERS_FAULT, invalid, kind
+from api.problems import callers_fault, invalid, kind
 from api.requests import refuse_unknown, segment
 from api.view_reader import Values
-from infra.errors import SamefoldError
 from projections.engine.views.column_types import Scalar
 from projections.engine.views.columns import BadValue, Column, value_of
 from projections.engine.views.token import BadToken, OtherLog, Token
@@ -26,18 +25,10 @@ IF_STOPPED, LAST_ROWS = "if-stopped", "last-rows"
 """A parameter, whose name no column can have, and its only value."""
 
 
-class BadCursor(SamefoldError):
-    """The cursor is invalid, or of another question."""
-
-    is_public = True
-
-
-CALLERS_FAULT |= {
-    BadToken: kind(422, BadToken.code, "The position token is invalid."),
-    BadCursor: kind(422, BadCursor.code, "The cursor is invalid, or of another question."),
-    BadValue: kind(422, BadValue.code, "A text is no value of a view's column."),
-    OtherLog: kind(409, OtherLog.code, "The position token is of another log."),
-}
+BAD_CURSOR = kind(422, "bad-cursor", "The cursor is invalid, or of another question.")
+BAD_TOKEN = callers_fault(BadToken, 422, "The position token is invalid.")
+OTHER_LOG = callers_fault(OtherLog, 409, "The position token is of another log.")
+callers_fault(BadValue, 422, "A text is no value of a view's column.")
 
 
 class Question(NamedTuple):
@@ -76,7 +67,7 @@ def key_of(view: View, request: Request) -> Values:
 
 
 def question_of(view: View, request: Request) -> Question:
-    """The page that is asked for. Raises Problem 422, BadCursor, BadValue."""
+    """The page that is asked for. Raises Problem 422, BadValue."""
     columns = {column.name: column for column in view.columns if column.name not in PAGING}
     refuse_unknown(request, {*columns, *PAGING, IF_STOPPED})
     given = dict(request.query_params)
@@ -101,7 +92,7 @@ def question_of(view: View, request: Request) -> Question:
 
 
 def _after(view: View, cursor: str, bound: Sequence[str]) -> Values:
-    """The key that a cursor was made with. Raises BadCursor, BadValue."""
+    """The key that a cursor was made with. Raises Problem 422, BadValue."""
     try:
         place = msgspec.json.decode(
             base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True), type=_Place
@@ -109,9 +100,8 @@ def _after(view: View, cursor: str, bound: Sequence[str]) -> Values:
     except (ValueError, msgspec.DecodeError):
         place = None
     if place is None or place.question != _name(bound) or len(place.values) != len(view.key):
-        raise BadCursor(
-            "The cursor is not one of this question.", "Use an answer's `next` unchanged, or start without a cursor."
-        )
+        hint = "Use an answer's `next` unchanged, or start without a cursor."
+        raise BAD_CURSOR("The cursor is not one of this question.", hint=hint)
     return tuple(value_of(column, text) for column, text in zip(view.key, place.values, strict=True))
 
 

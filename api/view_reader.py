@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from copy import copy
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 from fastapi import Request
-from psycopg import AsyncConnection, errors
+from psycopg import errors
 
-from api.notifications import Moved, Notifications
-from api.problems import CALLERS_FAULT, STOPPING, kind
+from api.problems import STOPPING, kind
 from api.requests import watched
+from api.waits import Moved, Notifications, Slots
 from domain.engine.personal.keys import Keys
 from domain.engine.personal.tokens import key_ids, opened
 from infra.access import Rows
 from infra.database.connect import named_errors
+from infra.database.deadline import Connection, Pool
 from infra.errors import SamefoldError
 from infra.settings import Settings
 from projections.engine.live.lag import VIEWS
@@ -58,30 +59,19 @@ class PositionNotReached(SamefoldError):
     is_public = True
 
 
-class DatabaseBusy(SamefoldError):
-    """Too many requests read from the database."""
-
-    is_public = True
-
-
-CALLERS_FAULT[DatabaseBusy] = TOO_MANY_READERS
-
-
-class Connections(Protocol):
-    """Lends connections to the database."""
-
-    def connection(self) -> AbstractAsyncContextManager[AsyncConnection[Any]]: ...
-
-
 class ViewReader:
     """Reads rows together with their position."""
 
-    def __init__(self, settings: Settings, pool: Connections, positions: PositionWaits, keys: Keys | None) -> None:
+    def __init__(
+        self, settings: Settings, pool: Pool, places: Slots, positions: PositionWaits, keys: Keys | None
+    ) -> None:
         self._settings = settings
         self._keys = keys
         """None where no context has personal fields."""
         self._topic = settings.events_topic
         self._pool = pool
+        self._places = places
+        """In the pool."""
         self._positions = positions
         self._tables: dict[str, str] = {}
         self._takes_last_rows = False
@@ -114,7 +104,7 @@ class ViewReader:
             return rows
         ids = {ident for row in rows for ident in key_ids(bytes(row))}
         with named_errors(self._settings):
-            async with self._pool.connection() as connection:
+            async with self._connection() as connection:
                 keys = await self._keys.keys_for_async(connection, ids)
         return [msgspec.Raw(opened(bytes(row), keys)) for row in rows]
 
@@ -127,7 +117,7 @@ class ViewReader:
     async def left_out(self) -> dict[str, tuple[int, str | None]]:
         """By view, how many streams it leaves out from some event on, and why it is stopped. Raises DatabaseUnavailable."""
         with named_errors(self._settings):
-            async with self._pool.connection() as connection:
+            async with self._connection() as connection:
                 cursor = await connection.execute(VIEWS)
                 return {view: (streams, stopped) for view, streams, stopped in await cursor.fetchall()}
 
@@ -158,6 +148,12 @@ class ViewReader:
                             "Try again. If this goes on, check that an agent is running: `samefold views`.",
                         )
 
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Connection]:
+        """Raises Problem 429."""
+        async with self._places, self._pool.connection() as connection:
+            yield connection
+
     async def _ask(self, view: View, query: Callable[[str], Query]) -> Found:
         """Query the table that the same statement finds live: if a switch came in between, once more from the other table."""
         with named_errors(self._settings):
@@ -177,13 +173,13 @@ class ViewReader:
     async def _execute(self, query: Query) -> Found | None:
         """None where the view is not live, nor stopped where last rows are taken."""
         text = query.if_stopped if self._takes_last_rows else query.text
-        async with self._pool.connection() as connection:
+        async with self._connection() as connection:
             row = await (await connection.execute(text, query.parameters)).fetchone()
         return row and queries.found(row[0])
 
     async def _live_table(self, view: View) -> str:
         """Of this code's version, whose columns a query can name. Raises ViewNotLive, ViewStopped where no last rows are taken."""
-        async with self._pool.connection() as connection:
+        async with self._connection() as connection:
             cursor = await connection.execute(_LIVE_TABLE, (view.name, view.name))
             version, table, stopped, since = await cursor.fetchone() or (None, None, None, None)
         if stopped or version != view.version:
@@ -219,7 +215,8 @@ union all select version, table_name, code, stopped_at from {STOPPED} s where vi
 class Waiter:
     """One request that waits for an agent's positions, entered before its first read."""
 
-    def __init__(self, seen: Token) -> None:
+    def __init__(self, agent: str, seen: Token) -> None:
+        self._agent = agent
         self._wanted = _offsets(seen)
         self._pending = dict(self._wanted)
         """The wanted positions that no notification has reported."""
@@ -230,7 +227,9 @@ class Waiter:
         self._is_over = True
         self._wake.set()
 
-    def notified(self, moved: Moved) -> None:
+    def notified(self, agent: str, moved: Moved) -> None:
+        if agent not in ("", self._agent):
+            return
         for partition, offset in (moved or {}).items():
             if self._pending.get(partition, offset + 1) <= offset:
                 del self._pending[partition]
@@ -264,35 +263,32 @@ class PositionWaits:
 
     def __init__(self, notifications: Notifications, most: int) -> None:
         self._most = most
-        self._waiting: dict[str, set[Waiter]] = {}
+        self._waiters: set[Waiter] = set()
         notifications.subscribe(self._notified)
 
     def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return len(self._waiters)
 
     @contextmanager
     def waiting(self, agent: str, seen: Token) -> Iterator[Waiter]:
         """Raises Problem 429."""
         if len(self) >= self._most:
             raise TOO_MANY_READERS()
-        waiter = Waiter(seen)
-        self._waiting.setdefault(agent, set()).add(waiter)
+        waiter = Waiter(agent, seen)
+        self._waiters.add(waiter)
         try:
             yield waiter
         finally:
-            self._waiting[agent].discard(waiter)
+            self._waiters.discard(waiter)
 
     def give_up(self) -> None:
         """All waiting requests end with a Problem: the process is stopping."""
-        for waiters in self._waiting.values():
-            for waiter in waiters:
-                waiter.give_up()
+        for waiter in self._waiters:
+            waiter.give_up()
 
     def _notified(self, agent: str, moved: Moved) -> None:
-        for name, waiters in self._waiting.items():
-            if agent in ("", name):
-                for waiter in waiters:
-                    waiter.notified(moved)
+        for waiter in self._waiters:
+            waiter.notified(agent, moved)
 
 
 def _offsets(token: Token) -> dict[int, int]:

@@ -7,12 +7,11 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from inspect import Parameter
 from typing import Annotated, Any, NotRequired
 from urllib.parse import urlencode
 
 import msgspec
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Request
 from pydantic import Field, TypeAdapter, WithJsonSchema
 from starlette.responses import Response
 from typing_extensions import TypedDict
@@ -22,14 +21,16 @@ from api.door import caller_of, valid_for_s
 from api.live_rows import EventStream
 from api.openapi import JSON, Json, Parked, Position, Route, parameter, responses
 from api.permissions import DENIED, readable, rows_for
-from api.problems import CALLERS_FAULT, INVALID, STOPPING, invalid, kind, kind_of, problem_of
+from api.problems import INVALID, STOPPING, invalid, kind, kind_of, problem_of
 from api.requests import BAD_SEGMENT, path_of, preferences, refuse_unknown, single
 from api.services import TOO_MANY_SEARCHES, TOO_MANY_SUBSCRIBERS, Services, services_of
 from api.view_questions import (
+    BAD_TOKEN,
     FEW_ROWS,
     IF_STOPPED,
     LAST_ROWS,
     MOST_ROWS,
+    OTHER_LOG,
     PAGING,
     is_nullable,
     key_of,
@@ -51,7 +52,6 @@ from infra.access import BadAccess, Rows
 from infra.database.connect import DatabaseUnavailable
 from projections.engine.views.columns import schema_of
 from projections.engine.views.queries import Found
-from projections.engine.views.token import BadToken, OtherLog
 from projections.engine.views.view import Kind, View
 
 LONGEST_TAG = 100
@@ -69,7 +69,7 @@ def router_of(views: Mapping[str, View]) -> APIRouter:
     router = APIRouter(route_class=openapi.Described, tags=["views"])
     router.add_api_route(
         "/views",
-        openapi.describe(_list(shown)),
+        _list(shown),
         operation_id="views",
         summary="The views",
         description="What may be asked: each view's name, question, key and columns.",
@@ -86,9 +86,8 @@ def _add(router: APIRouter, view: View) -> None:
     to_row = f"/views/{view.name}/" + "/".join(f"{{{column.name}}}" for column in view.key)
     router.add_api_route(
         f"/views/{view.name}",
-        openapi.describe(
-            _page(view), *about.filters, *_PAGE, openapi.AFTER, _IF_STOPPED, openapi.PREFER, _IF_NONE_MATCH
-        ),
+        _page(view),
+        openapi_extra={"parameters": [*about.filters, *_PAGE, *_FRESHNESS]},
         operation_id=f"views_{view.name}",
         summary=f"Rows of {view.name}, by key",
         description=view.question,
@@ -100,7 +99,8 @@ def _add(router: APIRouter, view: View) -> None:
     )
     router.add_api_route(
         to_row,
-        openapi.describe(_row(view), *about.key, openapi.AFTER, _IF_STOPPED, openapi.PREFER, _IF_NONE_MATCH),
+        _row(view),
+        openapi_extra={"parameters": [*about.key, *_FRESHNESS]},
         operation_id=f"views_{view.name}_row",
         summary=f"One row of {view.name}",
         description=view.question,
@@ -110,7 +110,8 @@ def _add(router: APIRouter, view: View) -> None:
     )
     router.add_api_route(
         f"{to_row}/live",
-        openapi.describe(_live(view), *about.key, _LAST_EVENT_ID),
+        _live(view),
+        openapi_extra={"parameters": [*about.key, _LAST_EVENT_ID]},
         operation_id=f"views_{view.name}_live",
         summary=f"One row of {view.name}, whenever it changes",
         description="Server-sent events: `row` with the row as it is now, `gone` when there is none, `parked` when it is not "
@@ -220,7 +221,7 @@ def _live(view: View) -> Route:
         refuse_unknown(request)
         seen = single(request, "Last-Event-ID")
         if seen is not None and len(seen) > LONGEST_TAG:
-            raise INVALID(errors=[{"at": "header.Last-Event-ID", "problem": "It is the id of an event that was sent."}])
+            raise invalid([("header.Last-Event-ID", "It is the id of an event that was sent.")])
         services = services_of(request)
         require_promises(services)
         await services.views.require_live(view)
@@ -259,9 +260,9 @@ async def found_by(view: View, request: Request, read: Callable[[], Awaitable[Fo
     seen = seen_by(request)
     if not seen.positions:
         return await read()
-    topic, settings = services.events, services.settings
+    (_, topic), settings = services.stores.topics(), services.settings
     seen.require_log(topic.id, topic.partitions)
-    wait_s = preferences(request, settings.api_max_wait_s).wait_or(settings.api_wait_s)
+    wait_s = preferences(request).wait_or(settings.api_wait_s)
     return await services.views.no_older(seen, view.agent, wait_s, request, read)
 
 
@@ -282,8 +283,7 @@ def _filtered(filters: Mapping[str, Any], rows: Rows | None) -> list[set[str]]:
 
 
 def _applied(request: Request) -> dict[str, str]:
-    longest = services_of(request).settings.api_max_wait_s
-    return preferences(request, longest).applied if "after" in request.query_params else {}
+    return preferences(request).applied if "after" in request.query_params else {}
 
 
 def _texts(view: View, row: msgspec.Raw) -> list[str]:
@@ -323,7 +323,7 @@ class _Described:
     def __init__(self, view: View) -> None:
         title = "".join(part.capitalize() for part in view.name.split("_"))
         # a segment is never empty; numbers ignore minLength
-        self.key = [parameter(Path, one.name, "", {"minLength": 1} | schema_of(one)) for one in view.key]
+        self.key = [parameter("path", one.name, "", {"minLength": 1} | schema_of(one)) for one in view.key]
         self.filters = [_filter(view, name) for name in (one.name for one in view.columns) if name not in PAGING]
         columns = {one.name: Annotated[Any, WithJsonSchema(schema_of(one))] for one in view.columns}
         row = TypedDict(f"{title}Row", columns)  # type: ignore[misc]
@@ -337,12 +337,12 @@ class _Described:
         self.to_row = {"operationId": f"views_{view.name}_row", "parameters": place}
 
 
-def _filter(view: View, name: str) -> Parameter:
+def _filter(view: View, name: str) -> Json:
     column = next(one for one in view.columns if one.name == name)
     about, schema = "Only rows with this value", schema_of(replace(column, optional=False))
     if is_nullable(column):
         about, schema = f"{about}; empty: those without one", {"anyOf": [schema, {"const": ""}]}
-    return parameter(Query, name, f"{about}.", schema)
+    return parameter("query", name, f"{about}.", schema)
 
 
 def _events(row: Any, parked: Json) -> Json:
@@ -361,16 +361,17 @@ def _events(row: Any, parked: Json) -> Json:
 
 _LIMIT = {"type": "integer", "minimum": 1, "maximum": MOST_ROWS, "default": FEW_ROWS}
 _PAGE = (
-    parameter(Query, "limit", "How many rows.", _LIMIT),
-    parameter(Query, "cursor", "Where the page before ended; it is part of `next`.", {"type": "string"}),
+    parameter("query", "limit", "How many rows.", _LIMIT),
+    parameter("query", "cursor", "Where the page before ended; it is part of `next`.", {"type": "string"}),
 )
 _IF_STOPPED = parameter(
-    Query,
+    "query",
     IF_STOPPED,
     "Where the view has stopped: its last rows, at the position where it stopped, instead of 503.",
     {"type": "string", "enum": [LAST_ROWS]},
 )
 _IF_NONE_MATCH = openapi.in_header("If-None-Match", "ETags of earlier answers: 304 if one still holds.", 'W/"4711"')
+_FRESHNESS = (openapi.AFTER, _IF_STOPPED, openapi.PREFER, _IF_NONE_MATCH)
 _LAST_EVENT_ID = openapi.in_header("Last-Event-ID", "The `id` of the last event; an EventSource sends it.", "4711")
 _SEEN = {
     "ETag": openapi.header("For If-None-Match"),
@@ -385,6 +386,6 @@ _READ: openapi.Responses = {
 }
 _UNREADABLE = (kind_of(DatabaseUnavailable), kind_of(ViewNotLive), kind_of(ViewStopped), STOPPING, *DENIED)
 _UNREAD = (
-    *(CALLERS_FAULT[BadToken], CALLERS_FAULT[OtherLog], INVALID, BAD_SEGMENT, TOO_MANY_READERS),
+    *(BAD_TOKEN, OTHER_LOG, INVALID, BAD_SEGMENT, TOO_MANY_READERS),
     *(kind_of(PositionNotReached), *_UNREADABLE),
 )

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from api.outcome_waits import Outcome
     from api.server import Server
+    from api.waits import Outcome
 
 API = "api"
 ASKED, APPENDING, NOTIFIED, RECORDED = "request read", "command appending", "notified", "outcome read"

@@ -20,6 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from msgspec import UNSET, UnsetType
 from pydantic import ValidationError
 
+from commands.append import Report, is_too_large, produce
 from commands.intake import bad_client_name, bad_relation, fingerprint_of, require_members_once
 from commands.outcomes import ReadModelNotSetUp, outcomes_of
 from commands.sealing import Unsealed, holds_token
@@ -30,10 +31,11 @@ from domain.engine.versions import stored_type, summary
 from infra.database.connect import connect, named_errors
 from infra.errors import SamefoldError
 from infra.log import clients
-from infra.log.partitioner import partition_of
 from infra.log.records import Command, encode
 from infra.log.topics import describe
 from infra.settings import Settings
+from projections.engine.store.positions import channel
+from projections.engine.views.view import CORE
 
 CHUNK = 5_000
 POLL_S = 0.1
@@ -41,7 +43,7 @@ QUERY_S = 1.0
 REPORT_S = 5.0
 """After the time-out of an append: the producer reports time-outs only now and then."""
 MOST_RANGES = 20
-CORE_CHANNEL = "samefold_core"
+CORE_CHANNEL = channel(CORE)
 
 
 class BadCommandLine(SamefoldError):
@@ -57,6 +59,8 @@ class OutcomeMissing(SamefoldError):
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
+    """The members of a command that a client may give."""
+
     stream: str
     id: str
     type: str
@@ -84,66 +88,61 @@ def read_lines(file: Path, by: str | UnsetType = UNSET) -> dict[int, Command]:
 
     Raises BadCommandLine for the first wrong line.
     """
-    commands = {}
     try:
-        for number, line in enumerate(_lines(file), start=1):
-            if line.strip():
-                commands[number] = _command(line.removeprefix(BOM_UTF8), f"{file}, line {number}", by)
+        lines = enumerate(_lines(file), start=1)
+        return {n: _command(line.removeprefix(BOM_UTF8), f"{file}, line {n}", by) for n, line in lines if line.strip()}
     except (OSError, EOFError, gzip.BadGzipFile) as error:
         raise BadCommandLine(
             f"{file} can't be read: {error}.", "Name a file of JSON lines, plain or gzipped."
         ) from error
-    return commands
 
 
 def sealed(settings: Settings, commands: Mapping[int, Command], file: Path) -> list[Command]:
     """The commands of a file's lines, their personal values sealed. Raises BadCommandLine, and what `Keys` raises."""
     if not has_personal_fields():
         return list(commands.values())
-    found: dict[int, Command | Unsealed] = {}
-    for number, command in commands.items():
-        context = contexts().get(command.stream.partition("/")[0])
-        kind, older = context.command_types.get(command.type, (None, None)) if context else (None, None)
-        if kind is None:  # what is personal in it?
-            raise BadCommandLine(f"{file}, line {number}: this code knows no such command.", "Nothing was sent.")
-        try:
-            if is_personal(kind):
-                if older:
-                    body = msgspec.Raw(older.body(command.data))
-                    command = msgspec.structs.replace(command, type=stored_type(kind), data=body)  # noqa: PLW2901
-                found[number] = Unsealed(command, kind)
-            else:
-                found[number] = command
-        except ValidationError as error:
-            raise BadCommandLine(f"{file}, line {number}: {summary(error)}.", "Nothing was sent.") from None
-        except Exception as error:  # a defect, whose text may be a personal value
-            why = f"the checks or upcasters of {kind.__name__} failed with {type(error).__name__}"
-            raise BadCommandLine(f"{file}, line {number}: {why}.", "Nothing was sent.") from None
-        if holds_token(command):
-            raise BadCommandLine(f"{file}, line {number}: a text holds a sealed value.", "Nothing was sent.")
+    found = {number: _unsealed(command, f"{file}, line {number}") for number, command in commands.items()}
     subjects = sorted({one.subject for one in found.values() if isinstance(one, Unsealed)})
     keys, known = Keys(settings), dict[str, DataKey | None]()
     with named_errors(settings), connect(settings, "samefold send") as connection:
         keys.start(connection)
         for start in range(0, len(subjects), CHUNK):
             known |= keys.keys_of(connection, {*subjects[start : start + CHUNK]})
+    done = []
     for number, one in found.items():
-        if isinstance(one, Unsealed):
-            try:
-                found[number] = one.sealed(not_forgotten(known, one.subject))
-            except ValueError as error:  # NotSealed among them
-                raise BadCommandLine(f"{file}, line {number}: {error}.", "Nothing was sent.") from None
-            except SubjectForgotten as error:
-                message = f"{file}, line {number}: {error.message}"
-                raise SubjectForgotten(message, f"Nothing was sent. {error.hint}") from None
-    return [one for one in found.values() if isinstance(one, Command)]
+        try:
+            done.append(one.sealed(not_forgotten(known, one.subject)) if isinstance(one, Unsealed) else one)
+        except ValueError as error:  # NotSealed among them
+            raise _wrong(f"{file}, line {number}", error) from None
+        except SubjectForgotten as error:
+            message = f"{file}, line {number}: {error.message}"
+            raise SubjectForgotten(message, f"Nothing was sent. {error.hint}") from None
+    return done
 
 
-def send_all(
-    settings: Settings, commands: Iterable[Command], progress: Callable[[int], None], lines: Sequence[int] = ()
-) -> None:
-    """As `Sender.send`, over a connection of its own. Raises NotSent, KafkaUnavailable."""
-    Sender(settings).send(commands, progress, lines)
+def _unsealed(command: Command, where: str) -> Command | Unsealed:
+    """The command, ready to be sealed where its class has personal fields. Raises BadCommandLine."""
+    context = contexts().get(command.stream.partition("/")[0])
+    kind, older = context.command_types.get(command.type, (None, None)) if context else (None, None)
+    if kind is None:  # what is personal in it?
+        raise _wrong(where, "this code knows no such command")
+    try:
+        if is_personal(kind) and older:
+            body = msgspec.Raw(older.body(command.data))
+            command = msgspec.structs.replace(command, type=stored_type(kind), data=body)
+        found = Unsealed(command, kind) if is_personal(kind) else command
+    except ValidationError as error:
+        raise _wrong(where, summary(error)) from None
+    except Exception as error:  # a defect, whose text may be a personal value
+        what = f"the checks or upcasters of {kind.__name__} failed with {type(error).__name__}"
+        raise _wrong(where, what) from None
+    if holds_token(command):
+        raise _wrong(where, "a text holds a sealed value")
+    return found
+
+
+def _wrong(where: str, what: object) -> BadCommandLine:
+    return BadCommandLine(f"{where}: {what}.", "Nothing was sent.")
 
 
 class Sender:
@@ -165,7 +164,7 @@ class Sender:
         failed: list[KafkaError] = []
 
         def reported(number: int, error: KafkaError | None, _: Message | None) -> None:
-            if error is not None and error.code() != KafkaError.MSG_SIZE_TOO_LARGE:
+            if error is not None and not is_too_large(error):
                 failed.append(error)
                 return
             missing.discard(number)
@@ -198,13 +197,12 @@ class Sender:
         if message:
             raise NotSent(" ".join(message), " ".join(hint))
 
-    def _append(self, command: Command, reported: Callable[..., None], failed: list[KafkaError]) -> None:
-        partition = partition_of(command.stream, self._topic.partitions)
-        value, key = encode(command), command.stream.encode()
+    def _append(self, command: Command, reported: Report, failed: list[KafkaError]) -> None:
+        value = encode(command)
         while not failed:
             producer = self._producer.now
             try:
-                producer.produce(self._topic.name, value, key=key, partition=partition, on_delivery=reported)
+                produce(producer, self._topic, command, value, reported)
             except BufferError:
                 self._producer.poll(POLL_S)
             except KafkaException as error:
@@ -273,29 +271,24 @@ def _take_found(connection: psycopg.Connection[Any], missing: dict[tuple[str, st
             answers = outcomes_of(connection, keys[start : start + CHUNK])
         except ReadModelNotSetUp:
             break  # no agent has started yet
+        if not answers:
+            break  # outcomes come roughly in the order of sending: the others are not there yet either
+        found += len(answers)
         for key, outcome in answers.items():
-            command = missing.pop(key)
-            if outcome.fingerprint != fingerprint_of(command):
-                summary.other_body += 1
+            summary.other_body += outcome.fingerprint != fingerprint_of(missing.pop(key))
             if outcome.outcome == "accepted":
                 summary.accepted += 1
             else:
                 summary.rejected += 1
                 summary.rejected_by_code[str(outcome.code)] += 1
-        found += len(answers)
-        if not answers:
-            break  # outcomes come roughly in the order of sending: the others are not there yet either
     return found
 
 
 def _lines(file: Path) -> Iterable[bytes]:
     if str(file) == "-":
         yield from sys.stdin.buffer
-    elif file.suffix == ".gz":
-        with gzip.open(file) as lines:
-            yield from lines
     else:
-        with file.open("rb") as lines:
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
             yield from lines
 
 
@@ -310,13 +303,11 @@ def _command(line: bytes, where: str, by: str | UnsetType) -> Command:
         ) from error
     problem = bad_client_name(fields.stream, fields.id) or bad_relation(fields.correlation_id, fields.causation_id, by)
     if problem:
-        raise BadCommandLine(f"{where}: {problem}.", "Nothing was sent.")
-    # a copy: msgspec's Raw is a view into the line
-    data = msgspec.Raw(bytes(fields.data))
-    relation = fields.correlation_id, fields.causation_id
-    command = Command(fields.id, fields.stream, fields.type, data, fields.expected_version, *relation, by=by)
+        raise _wrong(where, problem)
+    fields.data = msgspec.Raw(bytes(fields.data))  # a copy: msgspec's Raw is a view into the line
+    command = Command(**msgspec.structs.asdict(fields), by=by)
     try:
         fingerprint_of(command)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise BadCommandLine(f"{where}: its data can't be read: {error}.", "Nothing was sent.") from error
+        raise _wrong(where, f"its data can't be read: {error}") from error
     return command

@@ -8,7 +8,7 @@ from datetime import date
 
 import msgspec
 
-from commands.client import send_all
+from commands.client import Sender
 from demo.background_thread import BackgroundThread
 from domain.accounts import Deposit, Withdraw
 from infra.log.records import Command
@@ -51,7 +51,7 @@ class Traffic(BackgroundThread):
             raise self.error
 
     def _work(self) -> None:
-        send_all(self._settings, self._due(), lambda _count: None)
+        Sender(self._settings).send(self._due(), lambda _count: None)
 
     def _due(self) -> Iterator[Command]:
         began = time.monotonic()

@@ -67,6 +67,16 @@ REMOVED: Final = {
     "ack_timeout_s": "an append without an answer counts as lost after 30 s",
     "agent_batch": "SAMEFOLD_BATCH is the limit of agents and handlers",
     "agent_max_age_ms": "a batch grows for 5 ms at most",
+    "api_caller_rate": "the proxy limits how much one address or token may ask (docs/behind-a-proxy.md)",
+    "api_caller_requests": "the proxy limits how much one address or token may ask (docs/behind-a-proxy.md)",
+    "api_hsts_s": "the proxy sends Strict-Transport-Security (docs/behind-a-proxy.md)",
+    "api_max_connections": "the proxy limits connections (docs/behind-a-proxy.md)",
+    "api_max_lag": "commands are refused while the read model is more than 50,000 commits behind",
+    "api_max_live": "1,000 clients may be subscribed to one API process",
+    "api_max_wait_s": "a caller may ask for a wait of up to 60 s",
+    "api_read_timeout_s": "the proxy limits how long a request may take to arrive (docs/behind-a-proxy.md)",
+    "api_stall_s": "/health/ready fails when the read model has stood still behind the log for 30 s",
+    "auth_in_front": "SAMEFOLD_AUTH=in-front says it",
     "handler_batch": "SAMEFOLD_BATCH is the limit of agents and handlers",
     "lock_timeout_ms": "a statement waits 5 s for a lock",
     "max_command_bytes": "a command may have 262,144 bytes",
@@ -200,42 +210,18 @@ class Settings(BaseSettings):
     api_connections: int = Field(
         8, ge=2, le=1_000, description="Most connections to PostgreSQL on which one API process reads for clients"
     )
-    api_wait_s: float = Field(10, gt=0, le=600, description="Until a command without an outcome is answered with 202")
-    api_max_wait_s: float = Field(60, gt=0, le=600, description="The longest wait that a caller may ask for")
+    api_wait_s: float = Field(10, gt=0, le=60, description="Until a command without an outcome is answered with 202")
     api_max_waiting: int = Field(
         2_000, ge=1, description="Most callers that wait at once; others wait api_wait_s for a place, then get 429"
-    )
-    api_max_live: int = Field(
-        1_000, ge=1, description="Clients of one API process that may be subscribed to live changes"
-    )
-    api_max_lag: int = Field(
-        50_000, ge=1, description="Commits that the read model may be behind before commands are refused with 429"
-    )
-    api_stall_s: float = Field(
-        30, gt=0, description="Until /health/ready fails because the read model stands still behind the log"
-    )
-    api_read_timeout_s: float = Field(10, gt=0, description="Until a request must have arrived, with its body")
-    api_max_connections: int = Field(
-        10_000,
-        ge=10,
-        description="Most open connections of one API process, fewer where it may open fewer files; further ones take the place "
-        "of those that have waited longest for a request",
-    )
-    api_hsts_s: int = Field(
-        0,
-        ge=0,
-        description="Seconds of Strict-Transport-Security, where clients come by TLS only, through what is in front",
     )
     api_cors_origins: Annotated[str, StringConstraints(pattern=rf"^{_ORIGIN}(,{_ORIGIN})*$")] | None = Field(
         None, description="Pages whose scripts may read the answers: their origins, several with commas"
     )
 
-    auth: Literal["off", "jwt"] = Field(
-        "off", description="Whom the API answers: with jwt who shows a token, with off everybody on this machine"
-    )
-    auth_in_front: bool = Field(
-        False,
-        description="With auth off, listen beyond this machine all the same: something in front asks who comes in",
+    auth: Literal["off", "jwt", "in-front"] = Field(
+        "off",
+        description="Whom the API answers: with jwt who shows a token, with off everybody on this machine, with in-front whoever "
+        "reaches it: something in front asks who comes in",
     )
     jwt_issuer: str | None = Field(None, description="Who issues the tokens: their iss, to the letter")
     jwt_audience: str | None = Field(None, description="Whom the tokens are for: their aud names it")
@@ -243,12 +229,8 @@ class Settings(BaseSettings):
         None, description="URL or file of the issuer's keys (JWKS); without it the issuer's own metadata tell where"
     )
     jwt_roles_claim: str = Field("roles", description="The claim with the caller's roles, like realm_access.roles")
-    api_caller_rate: float = Field(
-        200, gt=0, description="Requests a second of one caller to one API process, after twice as many at once"
-    )
-    api_caller_requests: int = Field(200, ge=1, description="Most requests of one caller that are answered at once")
     api_docs: bool | None = Field(
-        None, description="Whether /docs and /openapi.json are there; by default only with auth off"
+        None, description="Whether /docs and /openapi.json are there; by default not with auth=jwt"
     )
 
     archive_url: str | None = Field(
@@ -314,8 +296,6 @@ class Settings(BaseSettings):
         topics = [self.commands_topic, self.events_topic, self.policies_topic, self.public_topic, self.keys_topic]
         if len({*topics}) < len(topics):
             raise ValueError("commands_topic, events_topic, policies_topic, public_topic and keys_topic must differ")
-        if self.api_wait_s > self.api_max_wait_s:
-            raise ValueError("api_wait_s must not be above api_max_wait_s")
         if self.archive_url and _CREDENTIALS.search(self.archive_url):
             raise ValueError("archive_url holds credentials: give them in the environment of the store's own library")
         sasl = self.kafka_security_protocol.startswith("SASL")
@@ -343,7 +323,7 @@ class Settings(BaseSettings):
     @property
     def shows_docs(self) -> bool:
         """Whether the API serves its documentation."""
-        return self.auth == "off" if self.api_docs is None else self.api_docs
+        return self.auth != "jwt" if self.api_docs is None else self.api_docs
 
     def _not_configured(self, what: str, field: str) -> NoReturn:
         raise NotConfigured(

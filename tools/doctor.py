@@ -99,8 +99,8 @@ def _files() -> str:
 def _who_asks(settings: Settings) -> str:
     if settings.auth == "jwt":
         return f"callers with tokens of {settings.jwt_issuer}"
-    if settings.auth_in_front:
-        return "something in front of the API does (SAMEFOLD_AUTH_IN_FRONT): it lets in whoever reaches it"
+    if settings.auth == "in-front":
+        return "something in front of the API does (SAMEFOLD_AUTH=in-front): it lets in whoever reaches it"
     return "nobody (SAMEFOLD_AUTH=off), and the API listens on this machine only"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from confluent_kafka import KafkaException, Producer, TopicPartition
 
-from commands.client import send_all
+from commands.client import Sender
 from commands.handler import Handler
 from commands.outcomes import Outcome, outcomes_of
 from infra.database.connect import connect
@@ -61,7 +61,7 @@ def withdraw(name: str, command_id: str, cents: int) -> Command:
 
 
 def send(world: Settings, *commands: Command) -> None:
-    send_all(world, commands, lambda _: None)
+    Sender(world).send(commands, lambda _: None)
 
 
 def produce(world: Settings, topic: str, partition: int, key: bytes | None, value: bytes | None) -> None:

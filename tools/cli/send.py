@@ -41,7 +41,7 @@ def send(
     """
     from msgspec import UNSET
 
-    from commands.client import answered, read_lines, sealed, send_all, wait_for
+    from commands.client import Sender, answered, read_lines, sealed, wait_for
     from infra.settings import Settings
     from tools.terminal import progress, show
 
@@ -54,7 +54,7 @@ def send(
     if wait:
         summary["answered_before"] = answered(settings, commands)
     with progress("sending", len(commands), quiet=as_json) as sent:
-        send_all(settings, commands, sent, list(lines))
+        Sender(settings).send(commands, sent, list(lines))
     if wait:
         with progress("outcomes", len(commands), quiet=as_json) as seen:
             summary |= wait_for(settings, commands, seen, timeout_s=timeout).as_dict()

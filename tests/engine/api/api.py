@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.requests import path_of
+from api.requests import LONGEST_WAIT_S, path_of
 from api.server import Server, server_of
 from api.services import Services
 from infra.access import Access, Caller
@@ -203,7 +203,7 @@ def in_a_loop(make: Callable[[], S], name: str) -> Iterator[S]:
 def everything(world: Settings, **options: Any) -> Iterator[Api]:
     """Set up, with a handler and an agent that serve, and an API that says it is ready."""
     set_up(world)
-    patient = world.model_copy(update={"api_wait_s": world.api_max_wait_s})  # on a slow day answers take longer
+    patient = world.model_copy(update={"api_wait_s": LONGEST_WAIT_S})  # on a slow day answers take longer
     with handler(world), agent(world), served(patient, **options) as api:
         yield api
 

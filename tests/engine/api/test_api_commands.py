@@ -18,11 +18,10 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from api import commands as api_commands
-from api import outcome_waits
-from api.append import NotAppended, outcome_after
-from api.commands import router_of
-from api.notifications import Notifications
-from api.outcomes import REJECTED
+from api import waits
+from api.commands import REJECTED, router_of
+from api.waits import Notifications, outcome_after
+from commands.append import NotAppended
 from commands.outcomes import outcomes_query
 from domain.engine.contexts import RECORDED, BadContext, contexts
 from infra.access import Access
@@ -189,12 +188,15 @@ def test_callers_beyond_the_bound_wait_for_a_place(world: Settings) -> None:
 
 
 @pytest.mark.slow
-def test_commands_are_refused_while_the_read_model_is_too_far_behind(world: Settings) -> None:
+def test_commands_are_refused_while_the_read_model_is_too_far_behind(
+    world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_commands, "MAX_LAG", 10)
     set_up(world)
     with handler(world):
         send(world, *(withdraw("x", f"w{n}", 1) for n in range(20)))
         until(lambda: len(commits(world)) == 20, "the handler decides")
-    with served(world.model_copy(update={"api_max_lag": 10})) as api:
+    with served(world) as api:
         with appends_nothing(world):
             answer = deposit(api, "x", 1)
             assert problem(answer, 429, "read-model-behind")["appended"] == "no"
@@ -211,7 +213,7 @@ def test_many_who_wait_cost_a_query_a_beat(api: Api, monkeypatch: pytest.MonkeyP
         asked.append(1)
         return query(table)
 
-    monkeypatch.setattr("api.outcome_waits.outcomes_query", counting)
+    monkeypatch.setattr("api.waits.outcomes_query", counting)
 
     with ThreadPoolExecutor(100) as pool:
         assert {answer.status_code for answer in pool.map(api.open, [fresh() for _ in range(100)])} == {200}
@@ -304,7 +306,7 @@ def test_what_is_known_of_an_append_that_fails_later(
 
 def test_an_append_that_fails_as_the_process_ends_is_not_called_pending() -> None:
     async def both() -> None:
-        appended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        appended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         appended.set_exception(NotAppended("full"))
         given_up: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         given_up.set_result(None)
@@ -331,7 +333,7 @@ def test_every_code_that_a_handler_rejects_with_is_a_kind_of_problem() -> None:
 
 @pytest.mark.usefixtures("api")
 def test_a_repeated_command_is_looked_up_at_once(shared_world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcome_waits, "POLL_S", 60.0)
+    monkeypatch.setattr(waits, "POLL_S", 60.0)
     with served(shared_world) as seldom:
         name = seldom.opened()
         for _ in range(3):

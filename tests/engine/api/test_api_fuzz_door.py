@@ -34,7 +34,7 @@ def keys() -> Keys:
 def api(shared_world: Settings, keys: Keys, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     """With an account of each holder, called as the holder, and a payment into it."""
     file = key_file(tmp_path_factory.mktemp("keys"), keys)
-    with everything(locked(shared_world, keys, file, api_docs=True, api_caller_rate=10_000.0)) as api:
+    with everything(locked(shared_world, keys, file, api_docs=True)) as api:
         until(lambda: api.get("/health/ready").status_code == 200, "the issuer's keys are read")
         for name in HOLDERS:
             teller = bearer(keys.token(sub="tess"))

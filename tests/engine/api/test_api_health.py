@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from api import stores
+from api import health, stores
 from api.health import SUBJECTS, Readiness
 from commands import release
 from infra.database.connect import connect
@@ -100,9 +100,9 @@ def test_another_write_model_is_not_ready_and_takes_no_commands_until_the_pointe
 def test_what_else_is_live_is_no_reason(api: Api, shared_world: Settings) -> None:
     moved = "update live set version = version {} 1 where view = 'balances'"
     checks = api.services.stores
-    version = checks.live["balances"].version
+    version = checks.live["balances"]
     with changed(shared_world, moved.format("+"), moved.format("-")):
-        until(lambda: checks.live["balances"].version == version + 1, "it is noticed")
+        until(lambda: checks.live["balances"] == version + 1, "it is noticed")
         assert failing(api) == {}
         for path in ("/views/balances", "/views/balances/a1/live"):
             problem(api.get(path), 503, "view-not-live")
@@ -137,10 +137,12 @@ def test_a_stopped_view_answers_503_and_everything_else_as_ever(api: Api, shared
 
 
 @pytest.mark.slow
-def test_a_read_model_that_stands_still_is_not_ready_until_it_moves(world: Settings) -> None:
-    impatient = world.model_copy(update={"api_stall_s": 0.6})
+def test_a_read_model_that_stands_still_is_not_ready_until_it_moves(
+    world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "STALL_S", 0.6)
     set_up(world)
-    with handler(world), serving(impatient) as api:
+    with handler(world), serving(world) as api:
         until(lambda: failing(api) == {"positions": "read-model-stands-still"}, "the handler's openings wait")
         _, checks = asked(api)
         assert "records behind the log" in checks["positions"]["why"]
@@ -153,9 +155,9 @@ def test_a_read_model_that_stands_still_is_not_ready_until_it_moves(world: Setti
 def test_commands_that_no_handler_decides_are_told_and_repeated_ones_are_not(
     world: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    impatient = world.model_copy(update={"api_stall_s": 0.6})
+    monkeypatch.setattr(health, "STALL_S", 0.6)
     set_up(world)
-    with serving(impatient) as api, agent(world):
+    with serving(world) as api, agent(world):
 
         def standing() -> dict[str, str]:
             return dict(api.client.get("/health/ready").json().get("standing_still", {}))
@@ -180,11 +182,11 @@ def test_commands_that_no_handler_decides_are_told_and_repeated_ones_are_not(
 
 def test_a_stall_is_told() -> None:
     """Positions that stand still for longer than they may, behind a log that goes on, and nothing else."""
-    look = stores.StoreChecks(Settings(api_stall_s=30), cast(Any, None), "test", {})
-    readiness = Readiness(Settings(api_stall_s=30), look, None, None)
+    look = stores.StoreChecks(Settings(), cast(Any, None), "test", {})
+    readiness = Readiness(look, None, None)
 
     def told(at: float, next_offset: int, end: int) -> str | None:
-        look.seen = stores.HealthSnapshot(at, {}, {"core": {0: next_offset}}, {0: end}, ())
+        look.seen = stores.HealthSnapshot(at, {"core": {0: next_offset}}, {0: end}, ())
         readiness.checked()
         error = readiness.checks()["positions"]
         return error.code if error else None
@@ -200,7 +202,7 @@ def test_a_stall_is_told() -> None:
     assert told(232, 70, 300) == "read-model-stands-still"
     assert told(234, 71, 300) is None, "it moves again"
     for at in range(236, 290, 2):
-        look.seen = stores.HealthSnapshot(at, {}, {"core": {0: 300}, "side": {0: 0}}, {0: 300}, ())
+        look.seen = stores.HealthSnapshot(at, {"core": {0: 300}, "side": {0: 0}}, {0: 300}, ())
         readiness.checked()
     assert readiness._lags.now["side", 0].still > 30
     assert readiness.checks()["positions"] is None, "only core counts"
@@ -208,11 +210,11 @@ def test_a_stall_is_told() -> None:
 
 def test_a_process_that_has_not_looked_for_long_is_not_ready() -> None:
     look = stores.StoreChecks(Settings(), cast(Any, None), "test", {})
-    readiness = Readiness(Settings(), look, None, None)
+    readiness = Readiness(look, None, None)
     look.failures.clear()
 
     def told(age_s: float) -> set[str]:
-        look.seen = stores.HealthSnapshot(time.monotonic() - age_s, {}, {}, {}, ())
+        look.seen = stores.HealthSnapshot(time.monotonic() - age_s, {}, {}, ())
         readiness.checked()
         return {error.code for error in readiness.checks().values() if error}
 

@@ -12,6 +12,7 @@ from functools import partial
 
 import pytest
 
+from api import health
 from api.stores import HealthSnapshot
 from infra.database.connect import connect
 from infra.log import topics
@@ -37,7 +38,7 @@ FAIL = "def fail(event):\n    pass\n"
 def code(views: Mapping[str, View]) -> Iterator[None]:
     """APIs and agents that start now run code with these views."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("app", "commands", "outcome_waits", "services"):
+        for module in ("app", "commands", "waits", "services"):
             patch.setattr(f"api.{module}.all_views", lambda: views, raising=False)
         patch.setattr("projections.engine.live.agent.agent_views", lambda name: of_agent(views, name))
         yield
@@ -68,12 +69,12 @@ def releases(shared_world: Settings) -> Iterator[tuple[Api, Api]]:
     """The APIs of this release and of the next one, on the same stores. This one's views are live."""
     set_up(shared_world)
     make_tables(shared_world, {name: NEXT[name] for name in ("balances", "sums")})
-    impatient = shared_world.model_copy(update={"api_stall_s": 0.5})
     with ExitStack() as running:
+        running.enter_context(pytest.MonkeyPatch.context()).setattr(health, "STALL_S", 0.5)
         running.enter_context(handler(shared_world))
-        shipped = running.enter_context(serving(impatient, "shipped"))
+        shipped = running.enter_context(serving(shared_world, "shipped"))
         with code(NEXT):
-            coming = running.enter_context(serving(impatient, "next"))
+            coming = running.enter_context(serving(shared_world, "next"))
         with agent(shared_world):  # a handler's openings are records, too, behind which nothing may stand still
             for api in (shipped, coming):
                 until(partial(is_ready, api), "the API is ready")

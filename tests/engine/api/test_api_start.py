@@ -8,14 +8,13 @@ from __future__ import annotations
 import signal
 import socket
 from contextlib import ExitStack, suppress
-from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 
-from api import server, stores
+from api import stores
 from api.server import server_of
 from infra.database.connect import connect
 from infra.log import clients, topics
@@ -171,32 +170,6 @@ def test_a_request_that_gets_its_place_at_the_end_is_answered_too(world: Setting
         until(lambda: in_progress in httpx.get(f"{api.url}/metrics").text, "one waits for its place")
         api.server.should_exit = True
         assert [answer(one).json["code"] for one in opened] == ["no-outcome"] * 2
-
-
-def test_a_head_that_does_not_arrive_in_time_is_refused(world: Settings) -> None:
-    with serving(world.model_copy(update={"api_read_timeout_s": 0.3})) as api:
-        for begun in (b"GET /health/live HT", b"\r\n"):
-            with connection(api.server.port) as slow:
-                slow.sendall(begun)
-                said = b"".join(iter(lambda: slow.recv(65_536), b""))
-                assert (b"408" in said and b'"too-slow"' in said) is begun.startswith(b"GET")
-        with connection(api.server.port) as endless:  # nor is what follows an answer that came early read for ever
-            endless.sendall(head("POST", "/accounts/x/deposit", [JSON, ("Content-Length", "1000000000")]))
-            assert answer(endless).status == 413
-            with pytest.raises((ConnectionResetError, BrokenPipeError)):
-                any(map(endless.sendall, repeat(b" " * 1_000)))
-        until(lambda: not api.server.server_state.connections, "the connections are closed")
-
-
-@pytest.mark.slow
-def test_a_client_that_does_not_read_its_answers_is_disconnected(
-    world: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "UNREAD_S", 0.5)
-    with serving(world) as api, connection(api.server.port) as deaf:
-        deaf.sendall(100 * head("GET", "/openapi.json"))
-        until(lambda: bool(api.server.server_state.connections), "it is connected")
-        until(lambda: not api.server.server_state.connections, "it is disconnected")
 
 
 @pytest.mark.slow

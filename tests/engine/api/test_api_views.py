@@ -26,10 +26,11 @@ from api import app, live_rows
 from api import services as api_services
 from api.live_rows import Watcher
 from api.problems import Problem
-from api.services import TOO_MANY_SEARCHES, TOO_MANY_SUBSCRIBERS, Services, Slots
+from api.services import TOO_MANY_SEARCHES, TOO_MANY_SUBSCRIBERS, Services
 from api.view_questions import Question
 from api.view_reader import PositionWaits
 from api.views import is_search
+from api.waits import Slots
 from infra.database.connect import connect
 from infra.log import topics
 from infra.log.partitioner import partition_of
@@ -260,7 +261,7 @@ def test_an_answer_waits_for_what_the_caller_has_seen(api: Api, shared_world: Se
 @pytest.mark.slow
 def test_readers_beyond_the_bound_get_429(shared_world: Settings) -> None:
     with served(shared_world.model_copy(update={"api_max_waiting": 1})) as small, ThreadPoolExecutor(1) as pool:
-        path = f"/views/balances?after={Token.of(small.services.events.id, {0: 10**12})}"
+        path = f"/views/balances?after={Token.of(small.services.stores.topics()[1].id, {0: 10**12})}"
         waiting = pool.submit(get, small, path, Prefer="wait=60")
         until(lambda: len(small.services.positions) == 1, "one waits")
         problem(get(small, path, Prefer="wait=60"), 429, "too-many-readers")

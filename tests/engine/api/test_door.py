@@ -1,6 +1,6 @@
 """make test + test-all: one API for all, and a refusal takes milliseconds.
 
-The door over HTTP: who has no valid token gets nothing, one caller can't take all, and nothing listens to everybody.
+The door over HTTP: who has no valid token gets nothing, and nothing listens to everybody.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from api import caller_limits, views
-from api.caller_limits import Bucket, CallerLimits
+from api import views
 from api.door import DOCS, OPEN
 from api.problems import Problem
 from api.safe_start import ListensToAll, require_safe
@@ -41,7 +39,7 @@ def keys() -> Keys:
 
 @pytest.fixture(scope="module")
 def world(shared_world: Settings, keys: Keys, tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    return locked(shared_world, keys, key_file(tmp_path_factory.mktemp("keys"), keys), api_caller_requests=5)
+    return locked(shared_world, keys, key_file(tmp_path_factory.mktemp("keys"), keys))
 
 
 @pytest.fixture(scope="module")
@@ -174,56 +172,6 @@ def test_refused_tokens_are_logged_but_do_not_fill_the_disk(api: Api, caplog: py
     assert not any("forged" in line for line in lines)
 
 
-def test_a_caller_waits_for_tokens_of_its_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    bucket = Bucket(rate=2, burst=3)
-    assert [bucket.take() for _ in range(3)] == [0, 0, 0]
-    assert bucket.take() == 0.5
-    now[0] = 0.5
-    assert bucket.take() == 0
-    assert bucket.take() == 0.5
-    now[0] = 1_000
-    assert [bucket.take() for _ in range(3)] == [0, 0, 0]
-    assert bucket.take() > 0
-
-
-def test_of_many_callers_the_idle_are_forgotten_and_never_the_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caller_limits, "MOST_CALLERS", 2)
-    limits = CallerLimits(rate=1, at_once=1)
-    with limits.taking("a"), limits.taking("b"), limits.taking("c"):
-        for busy in ("a", "b", "c"):
-            with pytest.raises(Problem, match="too-many-requests"), limits.taking(busy):
-                pass
-    for number in range(9):
-        with limits.taking(f"other {number}"):
-            pass
-    with limits.taking("a"), pytest.raises(Problem), limits.taking("a"):
-        pass
-
-
-def test_what_one_caller_has_too_many_of_the_next_has_none_less(world: Settings, keys: Keys) -> None:
-    slow = world.model_copy(update={"api_caller_rate": 5.0, "api_caller_requests": 1_000})
-    with served(slow, "limited") as api:
-        until(lambda: api.get("/health/ready").status_code == 200, "the issuer's keys are read")
-        greedy, modest = bearer(keys.token(sub="greedy")), bearer(keys.token(sub="modest"))
-        refused = [answer for _ in range(200) if (answer := api.get("/views", **greedy)).status_code == 429]
-        few = [api.get("/views", **modest) for _ in range(8)]
-        assert {answer.json()["code"] for answer in refused} == {"too-many-requests"}
-        assert all(int(answer.headers["Retry-After"]) >= 1 for answer in refused)
-        assert [answer.status_code for answer in few] == [200] * 8
-
-
-def test_one_caller_has_only_so_many_requests_at_once(api: Api, keys: Keys) -> None:
-    """Subscriptions are requests, too: they could take all the places."""
-    token = bearer(keys.token(sub="watcher"))
-    with ExitStack() as stack:
-        feeds = [api.client.stream("GET", f"/views/balances/{number}/live", headers=token) for number in range(8)]
-        assert [stack.enter_context(feed).status_code for feed in feeds] == [200] * 5 + [429] * 3
-        assert api.get("/views", **bearer(keys.token(sub="another"))).status_code == 200
-    until(lambda: api.get("/views", **token).status_code == 200, "their places are free again")
-
-
 def test_a_process_that_has_read_no_keys_is_not_ready_and_lets_nobody_in(world: Settings, keys: Keys) -> None:
     with issuer_server() as issuer:
         other = Keys(issuer.url, one="ES256")
@@ -242,7 +190,7 @@ def test_the_document_tells_of_the_door(document: dict[str, Any]) -> None:
         for operation in operations.values():
             is_open = operation.get("security") == []
             assert is_open == (path in OPEN)
-            assert is_open or {"400", "401", "403", "429", "503"} <= operation["responses"].keys()
+            assert is_open or {"400", "401", "403", "503"} <= operation["responses"].keys()
     assert DOCS("/docs/../views") is None
 
 

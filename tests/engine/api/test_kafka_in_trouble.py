@@ -16,8 +16,8 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from api import stores
-from api.append import Appender
 from commands import release
+from commands.append import Appender
 from commands.handler import Handler
 from infra.log import topics
 from infra.log.clients import KafkaUnavailable, ProducerRefused

@@ -21,7 +21,6 @@ from commands.client import (
     _ranges,
     answered,
     read_lines,
-    send_all,
     wait_for,
 )
 from infra.database.connect import connect
@@ -117,7 +116,7 @@ def test_the_same_id_with_another_body_is_told_and_exits_1(world: Settings, same
 def test_outcomes_that_do_not_come_are_told(world: Settings, release: str) -> None:
     set_up(world)
     commands = [open_account("ada")]
-    send_all(world, commands, lambda _: None)
+    Sender(world).send(commands, lambda _: None)
     if release == "of_another_release":
         with connect(world, "test") as db:
             db.execute(

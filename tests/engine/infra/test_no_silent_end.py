@@ -28,10 +28,10 @@ PORT = {API: ("--port", "0")}
 THREADS = (THREAD, "raise")
 PARTS = {
     API: [
-        ("api.notifications:Notifications.listen", "return"),
+        ("api.waits:Notifications.listen", "return"),
         ("api.stores:StoreChecks.keep_checking", "raise"),
-        ("api.outcome_waits:OutcomeWaits.answer", "return"),
-        ("api.append:Appender._poll", "return"),
+        ("api.waits:OutcomeWaits.answer", "return"),
+        ("commands.append:Appender._poll", "return"),
         THREADS,
     ],
     AGENT: [

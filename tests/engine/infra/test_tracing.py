@@ -102,7 +102,7 @@ def test_appends_that_are_gathered_have_each_its_own_trace(
         def produce(self, _topic: str, _value: bytes, *, key: bytes, headers: Headers, **_: Any) -> None:
             produced[key] = headers
 
-    monkeypatch.setattr("api.append.GATHER_S", 0.5)
+    monkeypatch.setattr("commands.append.GATHER_S", 0.5)
     other = PARENT.replace(TRACE, "1" * 32)
     traces = {"first": None, "second": PARENT, "third": None, "fourth": other}
     with serving(shared_world.model_copy(update={"api_wait_s": 1})) as gathering, ThreadPoolExecutor(4) as clients:

@@ -9,20 +9,17 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
-import httpx
 import pytest
 from pydantic import SecretStr
 
 from api import commands, problems
-from api.outcome_waits import TOO_MANY_WAIT
-from api.services import Slots
 from api.stores import HealthSnapshot
+from api.waits import TOO_MANY_WAIT, Slots
 from domain.engine.contexts import contexts
 from infra.access import Access, Row
 from infra.settings import Settings
 from projections.engine.views.core_views import all_views
-from tests.engine.api.api import Api, Producer, everything, ready, serving
-from tests.engine.api.raw_http import Header, answer, connection, head
+from tests.engine.api.api import Api, Producer, everything, serving
 from tools.testing.fixtures import ROOT
 from tools.testing.waiting import until
 
@@ -70,7 +67,7 @@ def test_every_request_of_the_page_is_answered_as_it_says(world: Settings, monke
 
 
 def test_the_page_sends_what_leads_to_every_answer_that_the_document_promises_for_commands(api: Api) -> None:
-    by_chance = {"cut-off", "stopping", "command-not-live"}
+    by_chance = {"stopping", "command-not-live"}
     document = api.client.get("/openapi.json").json()
     promised = [
         response
@@ -121,12 +118,8 @@ def arranged(block: Block, api: Api, world: Settings, stack: ExitStack, patch: p
         case "while nobody decides":
             patch.setattr(api.services.outcomes, "_due", _Nothing())
             return api, block
-        case "with a body that stops in the middle":
-            return stack.enter_context(_stalling(world, patch)), block
         case "with a body of 300000 bytes":
             return api, block._replace(body=b" " * 300_000)
-        case "with a header of 70000 bytes":
-            return api, block._replace(headers=[*block.headers, ("X-Long", "x" * 70_000)])
         case "while the read model is far behind":
             patch.setattr(HealthSnapshot, "behind", lambda *_: 10**6)
             return api, block
@@ -191,23 +184,6 @@ def _lacking(world: Settings, subject: str, **nowhere: Any) -> Iterator[Api]:
             until(api.services.appender._connection.away.is_set, "it notices")
         else:
             until(lambda: subject in api.services.stores.failures, "it notices")
-        yield api
-
-
-@contextmanager
-def _stalling(world: Settings, patch: pytest.MonkeyPatch) -> Iterator[Api]:
-    """An API with little patience, asked by a client that stops in the middle."""
-    with serving(world.model_copy(update={"api_read_timeout_s": 0.2})) as api:
-        ready(api)
-
-        def request(method: str, path: str, headers: list[Header], content: bytes) -> httpx.Response:
-            with connection(api.server.port) as opened:
-                length = ("Content-Length", str(len(content)))
-                opened.sendall(head(method, path, [*headers, length]) + content[: len(content) // 2])
-                reply = answer(opened)
-            return httpx.Response(reply.status, headers=reply.headers, content=reply.body)
-
-        patch.setattr(api.client, "request", request)
         yield api
 
 

@@ -118,8 +118,8 @@ def test_ports_are_open_to_this_machine_only_since_nobody_is_asked_who_he_is() -
     ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
     assert len(ports) == 3
     assert all(re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port) for port in ports)
-    assert {name for name in OURS if "SAMEFOLD_AUTH_IN_FRONT" in OURS[name]["environment"]} == {"api"}
-    Settings(api_host="0.0.0.0", auth_in_front=OURS["api"]["environment"]["SAMEFOLD_AUTH_IN_FRONT"])
+    assert {name for name in OURS if "SAMEFOLD_AUTH" in OURS[name]["environment"]} == {"api"}
+    Settings(api_host="0.0.0.0", auth=OURS["api"]["environment"]["SAMEFOLD_AUTH"])
 
 
 def test_images_are_pinned_and_those_of_kafka_and_postgres_are_what_the_tests_run_on() -> None:

@@ -1,4 +1,4 @@
-"""Appends commands to their topic, reports exactly what is known when that fails, and waits for their outcomes."""
+"""Appends commands to their topic, and reports exactly what is known of each: it is in the log, is not, or may be."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from opentelemetry.trace import Span, SpanKind
 
 from infra.log import clients
@@ -20,15 +21,15 @@ from infra.observability import logs, metrics, tracing
 from infra.processes.process_end import Parts
 from infra.settings import Settings
 
-if TYPE_CHECKING:
-    from api.outcome_waits import Recorded
-
 log = logging.getLogger(__name__)
 
 POLL_S = 0.5
 CLOSE_S = 2.0
 GATHER_S = 0.02
 """How long an append waits at most for those before it to be acknowledged, so that load makes batches. When idle, none waits."""
+
+Report = Callable[[KafkaError | None, Message | None], None]
+"""Gets an append's error, or None: the command is in the log."""
 
 
 class NotAppended(Exception):
@@ -39,45 +40,32 @@ class MaybeAppended(Exception):
     """The command may be in the log, or get there yet: only its outcome shows."""
 
 
-async def outcome_after(
-    appended: asyncio.Future[int], outcome: asyncio.Future[Recorded | None], within_s: float, or_append: bool
-) -> Recorded | None:
-    """The outcome, or None where it is not there yet and the command is in the log.
+def produce(
+    producer: Producer, topic: Topic, command: Command, value: bytes, report: Report, headers: Headers | None = None
+) -> None:
+    """Begin to append a command to its stream's partition. `report` is called within the producer's `poll` and `flush`.
 
-    `or_append`: return as soon as the command is in the log. Raises NotAppended, MaybeAppended.
+    Raises BufferError where too many commands wait in the producer, KafkaException where it can append nothing.
     """
-    loop, started = asyncio.get_running_loop(), time.perf_counter()
-    # one future instead of `asyncio.wait`, which would wake the request for the append and again for the outcome
-    enough: asyncio.Future[None] = loop.create_future()
+    producer.produce(
+        topic.name,
+        value,
+        key=command.stream.encode(),
+        partition=partition_of(command.stream, topic.partitions),
+        headers=headers,
+        on_delivery=report,
+    )
 
-    def end(_: object = None) -> None:
-        if not enough.done():
-            enough.set_result(None)
 
-    def look(appended: asyncio.Future[int]) -> None:
-        if or_append or appended.exception():
-            end()
-
-    outcome.add_done_callback(end)
-    appended.add_done_callback(look)
-    timer = loop.call_later(within_s, end)
-    try:
-        await enough
-    finally:
-        timer.cancel()
-    if outcome.done() and (recorded := outcome.result()) is not None:
-        metrics.API_OUTCOME_SECONDS.observe(time.perf_counter() - started)
-        return recorded
-    if not appended.done():
-        raise MaybeAppended(f"There is no acknowledgement after {time.perf_counter() - started:.1f} s.")
-    appended.result()
-    return None
+def is_too_large(error: KafkaError) -> bool:
+    """Whether the command is not in the log. After any other error, an earlier try whose report was lost may have got through."""
+    return bool(error.code() == KafkaError.MSG_SIZE_TOO_LARGE)
 
 
 class _Append(NamedTuple):
     """A command that waits to be produced, or was."""
 
-    future: asyncio.Future[int]
+    future: asyncio.Future[None]
     started: float
     span: Span | None
     command: Command
@@ -86,7 +74,7 @@ class _Append(NamedTuple):
     headers: Headers
     """Of the request's own trace, which is the current one only while the request runs."""
 
-    def end(self, error: NotAppended | MaybeAppended | None, offset: int = -1) -> None:
+    def end(self, error: NotAppended | MaybeAppended | None) -> None:
         """In the event loop. Metrics count by what is known, in the words of the problem's member `appended`."""
         known = "yes" if error is None else "no" if isinstance(error, NotAppended) else "unknown"
         metrics.API_APPENDS.labels(known).inc()
@@ -97,18 +85,21 @@ class _Append(NamedTuple):
         if self.future.done():
             return
         if error is None:
-            self.future.set_result(offset)
+            self.future.set_result(None)
         else:
             self.future.set_exception(error)
             self.future.exception()  # retrieved: the request may be gone
 
 
 class Appender:
-    """One idempotent producer, polled by a thread of its own, which hands its reports to the event loop in batches."""
+    """One idempotent producer for an event loop, polled by a thread of its own, which hands over its reports in batches.
 
-    def __init__(self, settings: Settings, name: str) -> None:
+    `connection` says whether the producer reaches any broker.
+    """
+
+    def __init__(self, settings: Settings, name: str, connection: clients.Connection) -> None:
         self._settings = settings
-        self._connection = clients.Connection(name)
+        self._connection = connection
         self._name = name
         self._status = logs.StatusLog(log, name)
         self._producer: clients.LastingProducer
@@ -119,17 +110,8 @@ class Appender:
         """Not produced yet: others are under way."""
         self._under_way = 0
         self._due: asyncio.TimerHandle | None = None
-        self._reports: list[tuple[_Append, KafkaError | None, int]] = []
-        """Only the thread that polls uses it: librdkafka reports within `poll` and `flush`."""
-
-    def require(self) -> None:
-        """Raises KafkaUnavailable when no broker was reachable at the last check: a command could only wait in the producer."""
-        if self._connection.away.is_set():
-            raise clients.away(self._settings, KafkaError(KafkaError._ALL_BROKERS_DOWN))
-
-    def back(self) -> None:
-        """The brokers are reachable."""
-        self._connection.seen()
+        self._reports: list[tuple[_Append, KafkaError | None]] = []
+        """Only the thread that polls uses it."""
 
     def open(self, parts: Parts) -> None:
         """In the event loop that will append."""
@@ -144,18 +126,17 @@ class Appender:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, CLOSE_S * 2)
 
-    def append(self, command: Command, value: bytes, topic: Topic) -> asyncio.Future[int]:
-        """Begin to append; the future gets the command's offset, or NotAppended or MaybeAppended."""
+    def append(self, command: Command, value: bytes, topic: Topic) -> asyncio.Future[None]:
+        """Begin to append; the future ends when the command is in the log, or gets NotAppended or MaybeAppended."""
         assert self._loop is not None, "it is open"
         span = tracing.start_here("append", SpanKind.PRODUCER) if tracing.recording() else None
         future, headers = self._loop.create_future(), tracing.carrier(span)
-        append = _Append(future, time.perf_counter(), span, command, value, topic, headers)
-        self._gathered.append(append)
+        self._gathered.append(_Append(future, time.perf_counter(), span, command, value, topic, headers))
         if not self._under_way:
             self._produce_gathered()
         elif self._due is None:
             self._due = self._loop.call_later(GATHER_S, self._produce_gathered)
-        return append.future
+        return future
 
     def _produce_gathered(self) -> None:
         if self._due is not None:
@@ -166,19 +147,11 @@ class Appender:
             self._produce(append)
 
     def _produce(self, append: _Append) -> None:
-        def report(error: KafkaError | None, message: Message) -> None:
-            self._reports.append((append, error, -1 if error else message.offset()))
+        def report(error: KafkaError | None, _: Message | None) -> None:
+            self._reports.append((append, error))
 
-        stream = append.command.stream
         try:
-            self._producer.now.produce(
-                append.topic.name,
-                append.value,
-                key=stream.encode(),
-                partition=partition_of(stream, append.topic.partitions),
-                headers=append.headers,
-                on_delivery=report,
-            )
+            produce(self._producer.now, append.topic, append.command, append.value, report, append.headers)
         except BufferError:
             append.end(NotAppended("too many commands wait to be sent"))
         except KafkaException as error:
@@ -200,18 +173,16 @@ class Appender:
         if reports and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._reported, reports)
 
-    def _reported(self, reports: list[tuple[_Append, KafkaError | None, int]]) -> None:
+    def _reported(self, reports: list[tuple[_Append, KafkaError | None]]) -> None:
         self._under_way -= len(reports)
-        for append, error, offset in reports:
+        for append, error in reports:
             if error is None:
                 self._connection.seen()
-                append.end(None, offset)
+                append.end(None)
             else:
                 if clients.is_denied(error):
                     what = clients.denied(self._settings, error, f"Write of topic '{self._settings.commands_topic}'")
                     self._status.wrong("append", str(what), level=logging.ERROR)
-                # after any other error an earlier try, whose report was lost, may have got through
-                known = error.code() == KafkaError.MSG_SIZE_TOO_LARGE
-                append.end((NotAppended if known else MaybeAppended)(error.str()))
+                append.end((NotAppended if is_too_large(error) else MaybeAppended)(error.str()))
         if not self._under_way:
             self._produce_gathered()
