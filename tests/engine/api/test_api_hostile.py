@@ -373,13 +373,16 @@ def test_a_flood_is_refused_and_memory_stays_flat(front: Front, account: str, na
 
 
 async def at_once(front: Front, account: str, number: int) -> Counter[int]:
-    """So many commands and reads, half of them each: how often each status was answered."""
+    """So many commands and reads, half of them each, over connections that are open before: how often each status was answered."""
     statuses: Counter[int] = Counter()
+    connecting, together = asyncio.Semaphore(100), asyncio.Barrier(number)
 
     async def one(request: bytes, key: str | None = None) -> None:
         said = b""
         try:
-            reader, writer = await asyncio.open_connection(HOST, front.port, limit=2**20)
+            async with connecting:
+                reader, writer = await asyncio.open_connection(HOST, front.port, limit=2**20)
+            await together.wait()
             writer.write(request)
             said = await reader.read()
             writer.close()

@@ -53,4 +53,4 @@ def test_the_checklist_from_the_first_line_to_the_last(
 def test_the_table_of_secrets_names_all_of_them() -> None:
     from infra.settings import PREFIX, SECRETS
 
-    assert {f"{PREFIX.lower()}{name}" for name in SECRETS} <= set(re.findall(r"`(samefold_\w+)`", PAGE))
+    assert {f"{PREFIX}{name.upper()}_FILE" for name in SECRETS} <= set(re.findall(r"`(SAMEFOLD_\w+)[`=]", PAGE))
