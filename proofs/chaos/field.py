@@ -18,9 +18,9 @@ from infra.database.connect import DatabaseUnavailable, connect
 from infra.log import topics
 from infra.processes.faultpoints import Point
 from infra.processes.supervisor import Child
+from projections.engine.operate.verify import verify
 from projections.engine.rebuild.rebuild import resume
 from projections.engine.store.positions import stopped_views
-from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
 from proofs.bank_oracle import places_in
 from proofs.chaos.armed import Control, Strike

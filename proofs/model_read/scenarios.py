@@ -11,8 +11,8 @@ from infra.database.connect import DatabaseUnavailable
 from infra.errors import SamefoldError
 from projections.engine.live import tail
 from projections.engine.operate.replaying import drop, replay
-from projections.engine.rebuild.build_locks import BuildAbandoned
 from projections.engine.rebuild.catch_up import Ahead, MovedElsewhere
+from projections.engine.rebuild.claims import BuildAbandoned
 from projections.engine.rebuild.rebuild import NoBuild, NotStopped, go_to, rebuild, resume
 from projections.engine.views.sql_views import replace_sql_view
 from projections.engine.views.view import View

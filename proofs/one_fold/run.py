@@ -25,9 +25,9 @@ from infra.log.records import EventRecord
 from infra.settings import PREFIX, Settings
 from projections.engine.fold.errors import PoisonEvent
 from projections.engine.operate.replaying import drop, replay
+from projections.engine.operate.verify import verify
 from projections.engine.rebuild.rebuild import go_to, rebuild
 from projections.engine.rebuild.time_travel import look_back
-from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
 from projections.engine.views.view import View
 from proofs.bank_oracle import Entry

@@ -18,6 +18,7 @@ from infra.log.rule import START, Counted, Reading
 from infra.settings import Settings
 from projections.engine.fold.fold import Blocked, Parked, RowCache, decode
 from projections.engine.fold.plan import Plan
+from projections.engine.operate.verify import NotLive
 from projections.engine.rebuild.builds import (
     Build,
     BuildState,
@@ -32,7 +33,6 @@ from projections.engine.rebuild.load import counted_to
 from projections.engine.store.parking import ParkedStream, parked_streams
 from projections.engine.store.positions import Positions, lock_positions, read_positions, set_generation
 from projections.engine.store.writing import ask_for_missing, fold_and_write, hold
-from projections.engine.verify.verify import NotLive
 from projections.engine.views.view import View
 
 FEW_RECORDS = 2_000

@@ -28,8 +28,8 @@ from infra.log.topics import TIMEOUT_S, Topic, describe, offsets_at, require_sam
 from infra.processes.engines import Progress, Silent
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
-from projections.engine.rebuild.build_locks import builder, by_whom
 from projections.engine.rebuild.builds import FILLING, abandon_dead, builds_of, claim_of
+from projections.engine.rebuild.claims import builder, by_whom
 from projections.engine.store.positions import AGENTS
 
 

@@ -30,7 +30,7 @@ from infra.log.rule import Reading
 from infra.processes.faultpoints import reach
 from projections.engine.fold.as_of import Cut
 from projections.engine.fold.fold import Blocked
-from projections.engine.rebuild.build_locks import TERMINATE_MS, build_abandoned, claim, release, try_claim
+from projections.engine.rebuild.claims import TERMINATE_MS, build_abandoned, claim, release, try_claim
 from projections.engine.store.positions import Positions, read_positions, skips_of, write_build_positions
 from projections.engine.views.sql_views import is_in_sql_view, replace_sql_view
 from projections.engine.views.view import View

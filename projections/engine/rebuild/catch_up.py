@@ -18,9 +18,9 @@ from infra.log.rule import Reading
 from infra.processes.faultpoints import reach
 from projections.engine.fold.fold import Blocked, RowCache, decode
 from projections.engine.fold.plan import Plan
-from projections.engine.live.tail import Tail
-from projections.engine.rebuild.build_locks import BuildAbandoned
 from projections.engine.rebuild.builds import Build, BuildState, lock_builds, read_skips
+from projections.engine.rebuild.claims import BuildAbandoned
+from projections.engine.rebuild.tail import Tail
 from projections.engine.store.commit import Batch
 from projections.engine.store.parking import insert_parked
 from projections.engine.store.positions import read_positions, write_build_positions

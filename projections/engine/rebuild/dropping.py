@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from infra.database.connect import connect, named_errors
 from infra.errors import SamefoldError
 from infra.settings import Settings
-from projections.engine.rebuild.build_locks import BuildAlive, builder, claim, try_claim
 from projections.engine.rebuild.builds import (
     OF_THE_PAST,
     Build,
@@ -19,6 +18,7 @@ from projections.engine.rebuild.builds import (
     lock_builds,
     remove_table,
 )
+from projections.engine.rebuild.claims import BuildAlive, builder, claim, try_claim
 from projections.engine.store.positions import stopped_views
 from projections.engine.views.view import View
 

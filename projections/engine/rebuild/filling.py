@@ -18,8 +18,8 @@ from infra.processes.engines import EngineFor, Progress
 from infra.settings import Settings
 from projections.engine.fold.fold import RowCache, decode
 from projections.engine.fold.plan import Plan
-from projections.engine.rebuild.build_locks import build_abandoned
 from projections.engine.rebuild.builds import Build, Pin, drop_keys, with_lock_retry
+from projections.engine.rebuild.claims import build_abandoned
 from projections.engine.rebuild.folded import blocking
 from projections.engine.rebuild.load import RowsRefused, counted_to, load, parts, require_arrival
 from projections.engine.store.parking import insert_parked, parked_streams

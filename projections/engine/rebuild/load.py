@@ -28,8 +28,8 @@ from projections.engine.fold.as_of import Cut
 from projections.engine.fold.errors import LogChanged
 from projections.engine.fold.fold import Blocked, Parked
 from projections.engine.fold.plan import Plan
-from projections.engine.rebuild.build_locks import TERMINATE_MS, build_abandoned, loading
 from projections.engine.rebuild.builds import FILLING, Build, Pin, loader_name
+from projections.engine.rebuild.claims import TERMINATE_MS, build_abandoned, loading
 from projections.engine.rebuild.folded import Folded, StoredRow, added_rows
 from projections.engine.store.commit import Batch
 from projections.engine.store.parking import insert_parked

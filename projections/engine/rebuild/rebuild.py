@@ -19,8 +19,8 @@ from infra.log.contract import require_contract
 from infra.processes.engines import EngineFor, Local, Progress, Silent
 from infra.settings import Settings
 from projections.engine.live.startup import check_shapes
-from projections.engine.rebuild.build_locks import builder, claim, end_builders
 from projections.engine.rebuild.builds import Build, BuildState, abandon, begin, builds_of, by_id, make_ready
+from projections.engine.rebuild.claims import builder, claim, end_builders
 from projections.engine.rebuild.filling import Filled, Filling
 from projections.engine.rebuild.switch import Pointer, Switched, leader_of, plan_move, pointers, switch
 from projections.engine.store.positions import STOPPED, stopped_views

@@ -21,9 +21,9 @@ from infra.log.rule import Reading
 from infra.processes.engines import Progress, Silent
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
-from projections.engine.live.tail import AHEAD, NotArrived, Tail
 from projections.engine.rebuild.builds import Build, BuildState, NotStarted, builds_of, by_id, lock_builds
 from projections.engine.rebuild.catch_up import Ahead, Group, groups_at
+from projections.engine.rebuild.tail import AHEAD, NotArrived, Tail
 from projections.engine.store.commit import Batch
 from projections.engine.store.event_types import drop_other_event_types
 from projections.engine.store.positions import (

@@ -22,7 +22,6 @@ from infra.log.rule import START
 from infra.processes.engines import EngineFor, Local, Progress, Silent
 from infra.settings import Settings
 from projections.engine.fold.as_of import AsOf, cuts, in_words
-from projections.engine.rebuild.build_locks import builder, try_claim
 from projections.engine.rebuild.builds import (
     BuildState,
     Pin,
@@ -35,6 +34,7 @@ from projections.engine.rebuild.builds import (
     finish_loading,
     read_skips,
 )
+from projections.engine.rebuild.claims import builder, try_claim
 from projections.engine.rebuild.filling import Filled, Filling
 from projections.engine.store.positions import write_build_positions
 from projections.engine.views.columns import Role

@@ -29,6 +29,7 @@ from infra.settings import Settings
 from projections.engine.fold.as_of import AsOf
 from projections.engine.fold.errors import LogChanged
 from projections.engine.operate.replaying import drop, parked_events, replay
+from projections.engine.operate.verify import verify
 from projections.engine.rebuild import filling
 from projections.engine.rebuild import load as local
 from projections.engine.rebuild.builds import Build
@@ -38,7 +39,6 @@ from projections.engine.rebuild.rebuild import go_to, rebuild
 from projections.engine.rebuild.time_travel import look_back
 from projections.engine.store.parking import parked_streams
 from projections.engine.store.positions import read_positions
-from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
 from projections.engine.views.view import View
 from tests.engine.bookkeeper import DAY, Bookkeeper, fold_all, folded_lives

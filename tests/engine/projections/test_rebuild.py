@@ -15,13 +15,13 @@ from infra.log import topics
 from infra.log.contract import ContractBroken
 from infra.settings import Settings
 from projections.engine.fold.errors import LogChanged, PoisonEvent
+from projections.engine.operate.verify import verify
 from projections.engine.rebuild import build_locks as claims
-from projections.engine.rebuild.build_locks import BuildAbandoned, BuildAlive
 from projections.engine.rebuild.builds import BuildState, NotStarted, abandon, begin
+from projections.engine.rebuild.claims import BuildAbandoned, BuildAlive
 from projections.engine.rebuild.load import PartWriter, load, parts
 from projections.engine.rebuild.rebuild import rebuild
 from projections.engine.rebuild.switch import SetDiffers
-from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import agent_views, all_views, code_set
 from projections.engine.views.view import View
 from tests.engine.bookkeeper import DAY, Bookkeeper, fold_all, live_agent, start

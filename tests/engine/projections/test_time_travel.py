@@ -25,13 +25,13 @@ from infra.processes.engines import Engine
 from infra.settings import Settings
 from projections.engine.fold.as_of import AsOf, BadMoment, Cut, cuts, in_words, parse_as_of
 from projections.engine.operate.replaying import drop
-from projections.engine.rebuild.build_locks import BuildAbandoned, BuildAlive
+from projections.engine.operate.verify import verify
 from projections.engine.rebuild.builds import builds_of
+from projections.engine.rebuild.claims import BuildAbandoned, BuildAlive
 from projections.engine.rebuild.dropping import NotDroppable, drop_tables, droppable
 from projections.engine.rebuild.rebuild import NoBuild, go_to, rebuild
 from projections.engine.rebuild.switch import switch
 from projections.engine.rebuild.time_travel import LookedBack, look_back
-from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
 from projections.engine.views.view import View
 from tests.engine.bookkeeper import DAY, Bookkeeper, Meanwhile, fold_all

@@ -15,10 +15,10 @@ from psycopg import sql
 
 from infra.database.connect import Connection, connect
 from infra.settings import Settings
+from projections.engine.operate.verify import SHOWN, Difference, NotLive, Verified, What, verify
 from projections.engine.rebuild.dropping import drop_tables, droppable
 from projections.engine.rebuild.rebuild import rebuild
 from projections.engine.store.positions import Positions, read_positions
-from projections.engine.verify.verify import SHOWN, Difference, NotLive, Verified, What, verify
 from projections.engine.views.column_types import Scalar
 from projections.engine.views.columns import PARTITION
 from projections.engine.views.core_views import all_views
@@ -166,7 +166,7 @@ def test_rows_and_positions_are_of_one_moment(bank: Bookkeeper, monkeypatch: pyt
         fold_all(bank.world)
         return positions
 
-    monkeypatch.setattr("projections.engine.verify.verify.read_positions", read_while_the_agent_goes_on)
+    monkeypatch.setattr("projections.engine.operate.verify.read_positions", read_while_the_agent_goes_on)
     assert verify(bank.world, {"balances": all_views()["balances"]}, processes=1).differences == 0
 
 
