@@ -9,8 +9,8 @@ from typing import Any
 
 from infra.database.connect import DatabaseUnavailable
 from infra.errors import SamefoldError
-from projections.engine.live import tail
 from projections.engine.operate.replaying import drop, replay
+from projections.engine.rebuild import catch_up
 from projections.engine.rebuild.catch_up import Ahead, MovedElsewhere
 from projections.engine.rebuild.claims import BuildAbandoned
 from projections.engine.rebuild.rebuild import NoBuild, NotStopped, go_to, rebuild, resume
@@ -142,7 +142,7 @@ def hide_ready(world: World) -> None:
 
 def read_little(_world: World) -> None:
     """The switch's reads of the log end before where they were to."""
-    tail.AHEAD = 1
+    catch_up.AHEAD = 1
 
 
 # ── logs ──

@@ -8,7 +8,7 @@ be folded again, with a stream parked or after a lost race.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice, repeat
@@ -68,6 +68,11 @@ class Blocked(NamedTuple):
             return True
         return any(first <= at.version <= last for first, last in self.skips.get(key, ()))
 
+    def and_parked(self, parked: Iterable[Parked]) -> Blocked:
+        """The same, with these streams parked, too."""
+        since = {(one.view, one.stream): one.version for one in parked}
+        return Blocked({**self.parked, **since}, self.skips)
+
 
 NOTHING_BLOCKED = Blocked({}, {})
 
@@ -97,8 +102,8 @@ class Changes:
     """By journal view: new rows in order."""
     sums: dict[str, dict[tuple[Any, ...], list[Any]]] = field(default_factory=dict)
     """By summary view: key to increments, in the order of the columns that are not keys."""
-    parked: dict[tuple[str, str], Parked] = field(default_factory=dict)
-    """By (view, stream): the streams that this batch parked."""
+    parked: list[Parked] = field(default_factory=list)
+    """The streams that this batch parked."""
 
 
 def changed_rows(plan: Plan, changes: Changes) -> int:
@@ -365,6 +370,6 @@ def _park(view: View, at: At, error: BaseException, changes: Changes, blocked: B
     found = poison(view.name, at, error)
     if view.on_poison != "park" or isinstance(error, TooSlow | MemoryError):  # a rebuild may be able to fold it
         raise found from error
-    key = (view.name, at.stream)
-    changes.parked[key] = Parked(view.name, at.stream, at.partition, at.offset, at.version, found.cause)
-    return Blocked({**blocked.parked, key: at.version}, blocked.skips)
+    parked = Parked(view.name, at.stream, at.partition, at.offset, at.version, found.cause)
+    changes.parked.append(parked)
+    return blocked.and_parked([parked])

@@ -28,8 +28,7 @@ from infra.settings import Settings
 from projections.engine.fold.errors import LogChanged
 from projections.engine.fold.fold import Changes
 from projections.engine.fold.plan import Plan
-from projections.engine.rebuild.folded import Folded, StoredRow, added_rows
-from projections.engine.rebuild.load import counted_to
+from projections.engine.rebuild.folded import Folded, StoredRow, added_rows, counted_to
 from projections.engine.store.positions import Positions, read_positions
 from projections.engine.views.column_types import Scalar
 from projections.engine.views.columns import PARTITION

@@ -17,11 +17,12 @@ from infra.database.connect import Connection, connect, named_errors
 from infra.errors import SamefoldError
 from infra.log.contract import require_contract
 from infra.processes.engines import EngineFor, Local, Progress, Silent
+from infra.processes.faultpoints import reach
 from infra.settings import Settings
 from projections.engine.live.startup import check_shapes
-from projections.engine.rebuild.builds import Build, BuildState, abandon, begin, builds_of, by_id, make_ready
+from projections.engine.rebuild.builds import Build, BuildState, abandon, begin, builds_of, by_id, finish_loading
 from projections.engine.rebuild.claims import builder, claim, end_builders
-from projections.engine.rebuild.filling import Filled, Filling
+from projections.engine.rebuild.load import Filled, Filling
 from projections.engine.rebuild.switch import Pointer, Switched, leader_of, plan_move, pointers, switch
 from projections.engine.store.positions import STOPPED, stopped_views
 from projections.engine.views.core_views import code_set, states_told_to
@@ -127,7 +128,8 @@ def _build(
             made.extend(build.id for build in fresh)
             filling.fill(fresh, pin, of_agent)
             for build in fresh:
-                make_ready(connection, build, len(pin.ends))
+                finish_loading(connection, build, BuildState.READY, len(pin.ends))
+                reach("build ready")
         return by_id(connection, made)
     except BaseException:
         # only tidies up: otherwise the next run does it

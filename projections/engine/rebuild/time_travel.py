@@ -35,7 +35,7 @@ from projections.engine.rebuild.builds import (
     read_skips,
 )
 from projections.engine.rebuild.claims import builder, try_claim
-from projections.engine.rebuild.filling import Filled, Filling
+from projections.engine.rebuild.load import Filled, Filling
 from projections.engine.store.positions import write_build_positions
 from projections.engine.views.columns import Role
 from projections.engine.views.core_views import code_set

@@ -234,8 +234,8 @@ class Committer:
                     cursor = connection.execute(query, parameters)
                     if answer is not None:
                         answers.append((answer, cursor))
-                parked = [one for change in changes for one in change.parked.values()]
-                self._park(connection, parked)
+                parked = [one for change in changes for one in change.parked]
+                insert_parked(connection, self.positions.tables, parked)
                 reach("rows sent")
                 committing = True
                 connection.execute("commit")
@@ -264,9 +264,7 @@ class Committer:
             connection.rollback()
             return BatchResult(CommitStatus.FENCED)
         tables = {name: self.positions.tables[name] for name in self.plan.views}
-        hold(self.plan, ask_for_missing(connection, self.plan, tables, decoded, self.held))
         changes, parked = fold_and_write(connection, self.plan, tables, decoded, held=self.held, blocked=self.blocked)
-        self._park(connection, parked)
         try:
             connection.execute("commit")
         except psycopg.Error:
@@ -308,19 +306,14 @@ class Committer:
     def _fold(self, decoded: Sequence[Decoded], blocked: Blocked) -> list[Changes]:
         return [fold(self.plan, one, self.held[one.partition], blocked) for one in decoded]
 
-    def _park(self, connection: Connection, parked: Sequence[Parked]) -> None:
-        for one in parked:
-            insert_parked(connection, self.positions.tables[one.view], [one])
-
     def _applied(self, decoded: Sequence[Decoded], changes: Sequence[Changes], parked: Sequence[Parked]) -> BatchResult:
         for change in changes:
             self.held[change.partition].merge(change)
         for one in parked:
             log.warning("parked %s for view %s from version %d on: %s", one.stream, one.view, one.version, one.error)
         if parked:
-            since = {(one.view, one.stream): one.version for one in parked}
             with self._parking:
-                self.blocked = Blocked({**self.blocked.parked, **since}, self.blocked.skips)
+                self.blocked = self.blocked.and_parked(parked)
         events = sum(len(one.items) for one in decoded)
         rows = sum(changed_rows(self.plan, change) for change in changes)
         return BatchResult(CommitStatus.APPLIED, parked=tuple(parked), events=events, rows=rows)

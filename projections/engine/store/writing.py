@@ -15,6 +15,7 @@ from infra.database.connect import Connection
 from projections.engine.fold.errors import PoisonEvent
 from projections.engine.fold.fold import Blocked, Changes, Decoded, Parked, RowCache, decode, fold, keys_to_load
 from projections.engine.fold.plan import Plan
+from projections.engine.store.parking import insert_parked
 from projections.engine.store.rows import Refused, loaded, select_rows, writes
 from projections.engine.views.columns import PARTITION
 from projections.engine.views.view import Kind, View
@@ -67,11 +68,12 @@ def fold_and_write(
     held: Mapping[int, RowCache],
     blocked: Blocked,
 ) -> tuple[list[Changes], list[Parked]]:
-    """Fold, and write the rows of the views in `tables`. Returns the changes and all streams that were parked.
+    """Load the rows that the fold needs and `held` lacks, fold, and write the rows of the views in `tables`.
 
-    A stream whose row the database refuses is parked from that event on. Raises PoisonEvent where its view does not park.
-    `held` must have what the fold needs, by partition.
+    A stream whose row the database refuses is parked from that event on. Raises PoisonEvent where its view does not park. Returns
+    the changes and all streams that were parked, which are recorded.
     """
+    hold(plan, ask_for_missing(connection, plan, tables, batch, held))
     found: list[Parked] = []
     while True:
         changes = [fold(plan, one, held[one.partition], blocked) for one in batch]
@@ -90,10 +92,12 @@ def fold_and_write(
                     name, one.stream, one.version, partition=one.partition, offset=one.offset, cause=one.error
                 ) from refused
             found.append(one)
-            blocked = Blocked({**blocked.parked, (name, one.stream): one.version}, blocked.skips)
+            blocked = blocked.and_parked([one])
             break
         if refused is None:
-            return changes, [*found, *(one for change in changes for one in change.parked.values())]
+            found += [one for change in changes for one in change.parked]
+            insert_parked(connection, tables, found)
+            return changes, found
 
 
 def is_refusal(error: BaseException) -> bool:

@@ -20,8 +20,8 @@ from infra.log import topics
 from infra.log.contract import Contract
 from projections.engine.live.startup import ensure_started
 from projections.engine.operate.verify import verify
+from projections.engine.rebuild.builds import drop_tables, droppable
 from projections.engine.rebuild.claims import builder, claim, end_builders
-from projections.engine.rebuild.dropping import drop_tables, droppable
 from projections.engine.rebuild.rebuild import go_to, rebuild, resume
 from projections.engine.store.command_types import make_types_live
 from projections.engine.views.core_views import agent_views

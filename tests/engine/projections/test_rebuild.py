@@ -16,7 +16,7 @@ from infra.log.contract import ContractBroken
 from infra.settings import Settings
 from projections.engine.fold.errors import LogChanged, PoisonEvent
 from projections.engine.operate.verify import verify
-from projections.engine.rebuild import build_locks as claims
+from projections.engine.rebuild import claims
 from projections.engine.rebuild.builds import BuildState, NotStarted, abandon, begin
 from projections.engine.rebuild.claims import BuildAbandoned, BuildAlive
 from projections.engine.rebuild.load import PartWriter, load, parts

@@ -27,7 +27,7 @@ from projections.engine.live.stopping import stop_view
 from projections.engine.live.worker import Worker
 from projections.engine.operate.overview import overview
 from projections.engine.operate.verify import verify
-from projections.engine.rebuild.dropping import NotDroppable, droppable
+from projections.engine.rebuild.builds import NotDroppable, droppable
 from projections.engine.rebuild.rebuild import NoBuild, NotStopped, go_to, rebuild, resume
 from projections.engine.store.commit import BatchResult, CommitStatus
 from projections.engine.store.positions import read_positions

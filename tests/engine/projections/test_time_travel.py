@@ -26,9 +26,8 @@ from infra.settings import Settings
 from projections.engine.fold.as_of import AsOf, BadMoment, Cut, cuts, in_words, parse_as_of
 from projections.engine.operate.replaying import drop
 from projections.engine.operate.verify import verify
-from projections.engine.rebuild.builds import builds_of
+from projections.engine.rebuild.builds import NotDroppable, builds_of, drop_tables, droppable
 from projections.engine.rebuild.claims import BuildAbandoned, BuildAlive
-from projections.engine.rebuild.dropping import NotDroppable, drop_tables, droppable
 from projections.engine.rebuild.rebuild import NoBuild, go_to, rebuild
 from projections.engine.rebuild.switch import switch
 from projections.engine.rebuild.time_travel import LookedBack, look_back

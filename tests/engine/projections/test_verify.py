@@ -16,7 +16,7 @@ from psycopg import sql
 from infra.database.connect import Connection, connect
 from infra.settings import Settings
 from projections.engine.operate.verify import SHOWN, Difference, NotLive, Verified, What, verify
-from projections.engine.rebuild.dropping import drop_tables, droppable
+from projections.engine.rebuild.builds import drop_tables, droppable
 from projections.engine.rebuild.rebuild import rebuild
 from projections.engine.store.positions import Positions, read_positions
 from projections.engine.views.column_types import Scalar
