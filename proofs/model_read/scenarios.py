@@ -86,7 +86,7 @@ def command(name: str, run: Step) -> Step:
 def rebuilding(version: int, *, make_live: bool = True, **views: bool) -> Step:
     """`samefold rebuild`, with one process."""
     of = partial(code, version, **views)
-    return lambda world: rebuild(world.settings, ["balances"], of(), make_live=make_live, processes=1)
+    return lambda world: rebuild(world.settings, ["balances"], of(), make_live=make_live)
 
 
 def switching(version: int) -> Step:

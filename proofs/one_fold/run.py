@@ -226,7 +226,7 @@ class Folding:
             with self.step(f"{name}: stops"):
                 stop = None
                 try:
-                    self.compare_at(place, name, look_back(place, [view], ends, processes=1).tables, expected)
+                    self.compare_at(place, name, look_back(place, [view], ends).tables, expected)
                 except PoisonEvent as poison:
                     stop = poison
                 self.compare_stop(name, stop, expected, [view.name])

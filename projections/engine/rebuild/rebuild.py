@@ -16,7 +16,7 @@ import psycopg
 from infra.database.connect import Connection, connect, named_errors
 from infra.errors import SamefoldError
 from infra.log.contract import require_contract
-from infra.processes.engines import EngineFor, Local, Progress, Silent
+from infra.processes.engines import SILENT, EngineFor, Progress, local
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
 from projections.engine.live.startup import check_shapes
@@ -71,14 +71,13 @@ def rebuild(
     *,
     make_live: bool = True,
     end_others: bool = False,
-    engine_for: EngineFor | None = None,
-    processes: int | None = None,
-    progress: Progress | None = None,
+    engine_for: EngineFor = local,
+    progress: Progress = SILENT,
     wait_s: float = WAIT_S,
 ) -> Rebuilt:
     """Rebuild these views, or without names all that this code needs, and make them live; `views` are all of this code's.
 
-    The load runs on `engine_for(records)`, by default on local `processes`. `end_others` first ends processes that build or switch
+    The load runs on `engine_for(records)`, by default on local processes. `end_others` first ends processes that build or switch
     one of the views. `wait_s` is for sessions that lock a view's SQL view; the builds are kept where they go on.
 
     A journal brings its contexts' states. Views that this code no longer has are removed by the switch; other views that this code
@@ -86,7 +85,7 @@ def rebuild(
 
     Raises UnknownView, SetDiffers, BuildAlive, BuildAbandoned, SwitchTimedOut, ViewInUse and what folding raises.
     """
-    result, progress = Rebuilt(), progress or Silent()
+    result = Rebuilt()
     made: list[UUID] = []
     with builder(settings, "rebuild", made) as connection:
         require_contract(settings, connection)
@@ -100,7 +99,7 @@ def rebuild(
             move = plan_move(live, [*wanted, *(build.view for build in along)], views)
             if not wanted and not along and not move.removed:
                 return result
-        filling = Filling(settings, connection, engine_for or (lambda _: Local(processes)), progress, result)
+        filling = Filling(settings, connection, engine_for, progress, result)
         ready = _build(filling, [views[name] for name in wanted], views, live, made)
         result.tables = {build.view: build.table for build in ready}
         if make_live:
@@ -145,7 +144,7 @@ def go_to(
     names: Iterable[str],
     views: Mapping[str, View],
     *,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     wait_s: float = WAIT_S,
 ) -> Switched:
     """Make existing builds of this code's versions live: of these views, or without names of all that this code needs.
@@ -167,7 +166,7 @@ def go_to(
 
 
 def resume(
-    settings: Settings, names: Iterable[str], views: Mapping[str, View], *, progress: Progress | None = None
+    settings: Settings, names: Iterable[str], views: Mapping[str, View], *, progress: Progress = SILENT
 ) -> Switched:
     """Catch stopped views up from where they stopped and make them live again: a switch to their own tables.
 

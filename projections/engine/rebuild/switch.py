@@ -18,7 +18,7 @@ from infra.database.connect import Connection, longest_transaction_ms, patient_m
 from infra.errors import SamefoldError
 from infra.log.clients import KafkaUnavailable
 from infra.log.rule import Reading
-from infra.processes.engines import Progress, Silent
+from infra.processes.engines import SILENT, Progress
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
 from projections.engine.rebuild.builds import Build, BuildState, builds_of, by_id, lock_builds, positions_of
@@ -150,7 +150,7 @@ def switch(
     builds: Sequence[Build],
     views: Mapping[str, View],
     *,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     give_up_s: float = GIVE_UP_S,
     wait_s: float = WAIT_S,
 ) -> Switched:
@@ -160,7 +160,7 @@ def switch(
 
     Raises SetDiffers, SwitchTimedOut, BuildAbandoned, MovedElsewhere, Ahead, ViewInUse and what folding raises.
     """
-    return _Switch(settings, connection, builds, views, progress or Silent()).run(give_up_s, wait_s)
+    return _Switch(settings, connection, builds, views, progress).run(give_up_s, wait_s)
 
 
 class _Switch:

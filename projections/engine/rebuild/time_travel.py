@@ -19,7 +19,7 @@ from infra.database.connect import Connection
 from infra.errors import SamefoldError
 from infra.log.contract import require_contract
 from infra.log.rule import START
-from infra.processes.engines import EngineFor, Local, Progress, Silent
+from infra.processes.engines import SILENT, EngineFor, Progress, local
 from infra.settings import Settings
 from projections.engine.fold.as_of import AsOf, cuts, in_words
 from projections.engine.rebuild.builds import (
@@ -58,11 +58,10 @@ def look_back(
     views: Iterable[View],
     as_of: AsOf,
     *,
-    engine_for: EngineFor | None = None,
-    processes: int | None = None,
-    progress: Progress | None = None,
+    engine_for: EngineFor = local,
+    progress: Progress = SILENT,
 ) -> LookedBack:
-    """Fold the log up to a moment into new tables, on `engine_for(records)`, by default on local `processes`.
+    """Fold the log up to a moment into new tables, on `engine_for(records)`, by default on local processes.
 
     The moment may be beyond the agent's position, but not beyond the log's end. Raises BadMoment, ContractBroken, BuildAbandoned
     and what folding raises.
@@ -82,9 +81,7 @@ def look_back(
                 create(connection, build_id, view, code_set({view.name: view}), as_of=result.as_of)
             builds = by_id(connection, ids)
             pin = Pin(ends, read_skips(connection, by_name))
-            filling = Filling(
-                settings, connection, engine_for or (lambda _: Local(processes)), progress or Silent(), result
-            )
+            filling = Filling(settings, connection, engine_for, progress, result)
             reached = dict.fromkeys(ends, START) | filling.fill(builds, pin, by_name)
             for build in builds:
                 with connection.transaction():

@@ -21,7 +21,7 @@ from domain.accounts import Details, MoneyDeposited
 from infra.archive.jobs import archive_log
 from infra.database.connect import connect
 from infra.log import clients, topics
-from infra.processes.engines import Engine
+from infra.processes.engines import Engine, local
 from infra.settings import Settings
 from projections.engine.fold.as_of import AsOf, BadMoment, Cut, cuts, in_words, parse_as_of
 from projections.engine.operate.replaying import drop
@@ -60,7 +60,7 @@ def _look(
     world: Settings, as_of: AsOf, *names: str, views: Mapping[str, View] | None = None, engine: Engine | None = None
 ) -> LookedBack:
     known = views or all_views()
-    engine_for = None if engine is None else lambda _: engine
+    engine_for = local if engine is None else lambda _: engine
     return look_back(world, [known[name] for name in names or known], as_of, engine_for=engine_for)
 
 
