@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn, TypeVar
