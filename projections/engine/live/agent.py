@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn, TypeVar
@@ -207,7 +207,7 @@ class Agent:
                     self.stop(error)
         self._changed.set()
 
-    def _assigned(self, partitions: Collection[int]) -> None:
+    def _assigned(self, partitions: Sequence[int]) -> None:
         self._do(self.reader.assigned(partitions))
 
     async def _read_positions(self, action: ReadPositions) -> None:
