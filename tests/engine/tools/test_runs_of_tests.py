@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,17 @@ def test_what_a_test_leaves_behind_fails_it_and_not_its_neighbour(checkout: Chec
             rf"ERROR test_it.py::test_{test}\w* - AssertionError: the test left behind {named}", done.stdout
         )
     assert "5 passed, 4 errors" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("former", "now"),
+    [
+        ("infra.testing.facts", "tools.testing.facts"),
+        ("infra.testing.service", "tools.testing.service"),
+        ("infra.domain_model.contexts", "domain.engine.contexts"),
+    ],
+)
+def test_tests_of_a_service_of_before_find_what_moved(former: str, now: str) -> None:
+    found, moved = vars(import_module(former)), vars(import_module(now))
+    assert {name for name in moved if not name.startswith("__")} <= found.keys()
+    assert [name for name in moved if not name.startswith("__") and found[name] is not moved[name]] == []
