@@ -10,7 +10,7 @@ from psycopg.rows import class_row
 
 from infra.database.connect import connect, named_errors
 from infra.settings import Settings
-from projections.engine.fold.errors import POLICY
+from projections.engine.views.view import POLICY
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,9 +161,9 @@ def _view(name: str) -> View:
     from policies.engine.operate import policy_named
     from policies.engine.outbox import view_of
     from policies.engine.policy import discover
-    from projections.engine.fold.errors import POLICY
     from projections.engine.rebuild.rebuild import views_named
     from projections.engine.views.core_views import all_views
+    from projections.engine.views.view import POLICY
 
     if name.startswith(POLICY):
         return view_of(policy_named(name.removeprefix(POLICY), discover()), with_outcomes=False)

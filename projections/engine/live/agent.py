@@ -1,8 +1,9 @@
 """The agent's process, `python -m projections.engine.live.agent --agent core`: Faust around the reader and the worker.
 
-Faust runs a service that fetches, agents that fold, and channels between them, with one message per batch. Faust's own consumer
-is off, because it acknowledges failed messages, and so are its producer, tables and web server. The consumer group only assigns
-partitions: positions come from the database, and records through librdkafka.
+The membership says which partitions are the agent's, the fetcher brings their records, the reader decides what to do next, and the
+worker applies batches in the database, which has the positions. Faust runs a service that fetches, agents that fold, and channels
+between them, with one message per batch. Its own consumer is off, because it acknowledges failed messages, and so are its
+producer, tables and web server.
 """
 
 from __future__ import annotations
@@ -163,11 +164,8 @@ class Agent:
         while not self._ended.is_set():
             try:
                 await self._fetch_once()
-            except KafkaUnavailable as error:
-                self._status.wrong("kafka", error.message, "away")
-                await self._pause(0.1)
-            except DatabaseUnavailable as error:  # it has the archive's manifest
-                self._status.wrong("database", error.message, "away")
+            except (KafkaUnavailable, DatabaseUnavailable) as error:  # the database has the archive's manifest
+                self._unavailable(error)
                 await self._pause(0.1)
 
     async def _fetch_once(self) -> None:
@@ -219,7 +217,7 @@ class Agent:
             positions = await self.lanes[0].run(partial(self.work.positions, action.turn))
             reach("positions read")
         except (DatabaseUnavailable, KafkaUnavailable) as error:
-            self._status.wrong("database", error.message, "away")
+            self._unavailable(error)
             self._do(self.reader.away(action.turn))
             return
         self._status.well("database", "the database is available again")
@@ -230,20 +228,17 @@ class Agent:
 
     async def _folding(self, batches: Any) -> None:
         """Apply a lane's batches until the end."""
-        async for apply in batches:
-            await self._applied(apply)
-
-    async def _applied(self, action: Apply) -> None:
-        reach("batch read")
-        try:
-            apply = partial(self.work.attempt, action.takes, action.turn, action.lane)
-            result = await self.lanes[action.lane].run(apply)
-        except DatabaseUnavailable as error:
-            self._status.wrong("database", error.message, "away")
-            result = BatchResult(CommitStatus.AWAY)
-        if result.status is CommitStatus.FENCED:
-            log.info("agent %s: a batch was fenced; reading the positions again", self.name)
-        self._do(self.reader.done(action.turn, result, self._now(), action.lane))
+        async for action in batches:
+            reach("batch read")
+            try:
+                apply = partial(self.work.attempt, action.takes, action.turn, action.lane)
+                result = await self.lanes[action.lane].run(apply)
+            except DatabaseUnavailable as error:
+                self._unavailable(error)
+                result = BatchResult(CommitStatus.AWAY)
+            if result.status is CommitStatus.FENCED:
+                log.info("agent %s: a batch was fenced; reading the positions again", self.name)
+            self._do(self.reader.done(action.turn, result, self._now(), action.lane))
 
     # ── start and watch ──
 
@@ -269,17 +264,20 @@ class Agent:
                 for number, lane in enumerate(self.lanes):
                     await lane.run(partial(self.work.ping, number))
             except DatabaseUnavailable as error:
-                self._status.wrong("database", error.message, "away")
+                self._unavailable(error)
             else:
                 self._status.well("database", "the database is available again")
             try:
                 await asyncio.to_thread(watch.check)
             except KafkaUnavailable as error:
-                self._status.wrong("kafka", error.message, "away")
-                continue
-            self._status.well("kafka", "Kafka is available again")
+                self._unavailable(error)
+            else:
+                self._status.well("kafka", "Kafka is available again")
 
     # ── helpers ──
+
+    def _unavailable(self, error: KafkaUnavailable | DatabaseUnavailable) -> None:
+        self._status.wrong("kafka" if isinstance(error, KafkaUnavailable) else "database", error.message, "away")
 
     async def _pause(self, seconds: float) -> None:
         """Wait so long, or until something changes."""

@@ -70,6 +70,10 @@ class NotStarted(SamefoldError):
     """An agent has no positions yet, so there is nothing to build up to."""
 
 
+class TableBusy(SamefoldError):
+    """A table is in use and can't be altered or dropped."""
+
+
 class NotDroppable(SamefoldError):
     """A table is live, or does not exist."""
 
@@ -356,7 +360,7 @@ def remove_table(connection: Connection, build: Build, *, keep: bool | None = No
 def with_lock_retry(connection: Connection, ddl: Callable[[], T]) -> T:
     """Run DDL in a transaction that requests its locks in short tries, so that other sessions don't queue up behind it.
 
-    Raises SamefoldError after a minute.
+    Raises TableBusy after a minute.
     """
     deadline = time.monotonic() + GIVE_UP_S
     while True:
@@ -366,7 +370,7 @@ def with_lock_retry(connection: Connection, ddl: Callable[[], T]) -> T:
                 return ddl()
         except errors.LockNotAvailable as error:
             if time.monotonic() > deadline:
-                raise SamefoldError(
+                raise TableBusy(
                     f"A table was in use for {GIVE_UP_S:.0f} s without a gap: {' '.join(str(error).split())}",
                     "End the long query that reads it, and run the command again.",
                 ) from error

@@ -24,9 +24,9 @@ from projections.engine.rebuild.builds import Build, BuildState, abandon, begin,
 from projections.engine.rebuild.claims import builder, claim, end_builders
 from projections.engine.rebuild.load import Filled, Filling
 from projections.engine.rebuild.switch import Pointer, Switched, leader_of, plan_move, pointers, switch
-from projections.engine.store.positions import STOPPED, stopped_views
+from projections.engine.store.positions import stopped_views
 from projections.engine.views.core_views import code_set, states_told_to
-from projections.engine.views.sql_views import WAIT_S, replace_sql_view
+from projections.engine.views.sql_views import STOPPED, WAIT_S, replace_sql_view
 from projections.engine.views.view import View
 
 
