@@ -18,7 +18,7 @@ from infra.settings import Settings
 from projections.engine.fold.as_of import Cut
 from projections.engine.fold.errors import LogChanged
 from projections.engine.fold.fold import Blocked, Changes, Parked, RowCache, decode, fold
-from projections.engine.fold.plan import Plan, combiners
+from projections.engine.fold.plan import Plan
 from projections.engine.store.commit import Batch
 from projections.engine.views.view import Kind, View
 
@@ -105,7 +105,7 @@ def add_sums(
     plan: Plan, view: str, sums: dict[tuple[Any, ...], list[Any]], more: Mapping[tuple[Any, ...], list[Any]]
 ) -> None:
     """Add increments to sums, key by key, as the view's columns combine."""
-    combine = combiners(plan.views[view])
+    combine = plan.sums[view].combine
     for key, increments in more.items():
         before = sums.get(key)
         sums[key] = (

@@ -131,17 +131,16 @@ _FENCED = errors.DivisionByZero
 class Committer:
     """Applies batches for one agent, from one reading of the positions on. `held` is the row cache of that reading.
 
-    Batches of different partitions may be applied at once, in threads of their own. `pause` waits before a retry.
+    Batches of different partitions may be applied at once, in threads of their own.
 
     With `defers`, for one thread, a batch that changes no row moves its position a little later: with the partition's next batch
     that does, after DEFER_S, or in `flush`.
     """
 
-    def __init__(
-        self, plan: Plan, positions: Positions, pause: Callable[[float], None] | None = None, *, defers: bool = False
-    ) -> None:
+    def __init__(self, plan: Plan, positions: Positions, *, defers: bool = False) -> None:
         self.plan = plan
-        self.pause = pause or time.sleep
+        self.pause: Callable[[float], None] = time.sleep
+        """Before a retry."""
         self._defers = defers
         self._deferred: dict[int, _Deferred] = {}
         """By partition, the move that has not been written."""
@@ -207,7 +206,7 @@ class Committer:
     def _pipelined(self, connection: Connection, batches: Sequence[Batch], decoded: Sequence[Decoded]) -> BatchResult:
         """One round trip if all rows are cached; else one for the fence and the rows, and one for all writes."""
         changes = None
-        if not any(keys_to_load(one, self.held[one.partition]) for one in decoded):
+        if not any(keys_to_load(self.plan, one, self.held[one.partition]) for one in decoded):
             try:
                 changes = self._fold(decoded, self.blocked)  # before the positions are locked
             except TooSlowFold:

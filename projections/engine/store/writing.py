@@ -44,7 +44,7 @@ def ask_for_missing(
     """Query the rows that the fold needs and `held` lacks, of the views in `tables`. `hold` takes the answers."""
     asked = []
     for one in batch:
-        for name, keys in keys_to_load(one, held[one.partition]).items():
+        for name, keys in keys_to_load(plan, one, held[one.partition]).items():
             if name in tables:
                 query, parameters, _ = select_rows(plan.views[name], tables[name], keys)
                 asked.append(Asked(held[one.partition], name, keys, connection.execute(query, parameters)))
