@@ -115,7 +115,7 @@ class Worker:
             # after the positions were read, because other agents and the log's end move on
             now = describe(self.settings, events.name)
             with self._naming():
-                _check_reach(now, positions, ends_of(self._connected(), events.name))
+                check_reach(now, positions, ends_of(self._connected(), events.name))
 
     def begin(self, connection: Connection, contract: Contract) -> Positions | None:
         """Make the first start or check a later one; the positions, or None if the agent has none yet."""
@@ -358,15 +358,24 @@ def _warn(topic: str, partition: int, void: Sequence[Void]) -> None:
         )
 
 
-def _check_reach(events: Topic, positions: Positions, archived: Mapping[int, int]) -> None:
-    """Raises LogTrimmed if some partition's next record is neither in the log nor in the archive, which has these ends."""
+def check_reach(events: Topic, positions: Positions, archived: Mapping[int, int] | None) -> None:
+    """Raises LogTrimmed if some partition's next record is neither in the log nor in the archive.
+
+    `archived` are the archive's ends, None where the reader reads Kafka only, as Spark's connector does.
+    """
     for partition, reading in positions.readings.items():
         if not events.first[partition] <= reading.next_offset <= events.end[partition]:
-            if reading.next_offset < events.first[partition] <= archived.get(partition, 0):
+            if reading.next_offset < events.first[partition] <= (archived or {}).get(partition, 0):
                 continue
-            raise LogTrimmed(
+            what = (
                 f"{events.name}[{partition}] holds offsets {events.first[partition]} to {events.end[partition]}, but "
-                f"agent '{positions.agent}' continues at {reading.next_offset}, which is not in the archive either.",
+                f"agent '{positions.agent}' continues at {reading.next_offset}"
+            )
+            if archived is None:
+                hint = "fold the archived records with `--on faust`, or restore the log."
+                raise LogTrimmed(f"{what}.", f"Spark's connector reads Kafka only: {hint}")
+            raise LogTrimmed(
+                f"{what}, which is not in the archive either.",
                 "The log was trimmed without `samefold archive`, or lost its end. Restore it, or start with an empty database.",
             )
 

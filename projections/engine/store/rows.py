@@ -104,11 +104,20 @@ def writes(view: View, table: str, batches: Sequence[Changes]) -> list[Statement
             case Kind.ENTITY:
                 return _write_entities(view, table, batches)
             case Kind.JOURNAL:
-                return _insert(view, table, batches)
+                lines = [(batch.partition, list(batch.added[view.name])) for batch in batches]
+                return _statement(_plain_insert(view, table), view.columns, lines)
             case Kind.SUMMARY:
-                return _write_sums(view, table, batches)
+                sums = [(b.partition, [(*key, *values) for key, values in b.sums[view.name].items()]) for b in batches]
+                return _statement(_add(view, table), [*view.key, *_increments(view)], sums)
             case Kind.SNAPSHOT:
-                return _write_states(view, table, batches)
+                states = [
+                    (
+                        b.partition,
+                        [(key, version, _encode(state)) for key, (version, state) in b.states[view.name].items()],
+                    )
+                    for b in batches
+                ]
+                return _statement(_upsert(view, table), view.columns, states)
             case Kind.OUTCOMES:
                 return _write_outcomes(view, table, batches)
             case Kind.POLICY:
@@ -133,24 +142,6 @@ def _write_entities(view: View, table: str, batches: Sequence[Changes]) -> list[
         *_statement(_delete(view, table), view.key, deleted),
         *_statement(_upsert(view, table), view.columns, stored),
     ]
-
-
-def _insert(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
-    rows = [(batch.partition, list(batch.added[view.name])) for batch in batches]
-    return _statement(_plain_insert(view, table), view.columns, rows)
-
-
-def _write_sums(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
-    rows = [(b.partition, [(*key, *values) for key, values in b.sums[view.name].items()]) for b in batches]
-    return _statement(_add(view, table), [*view.key, *_increments(view)], rows)
-
-
-def _write_states(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
-    rows = [
-        (b.partition, [(stream, version, _encode(state)) for stream, (version, state) in b.states[view.name].items()])
-        for b in batches
-    ]
-    return _statement(_upsert(view, table), view.columns, rows)
 
 
 def _write_outcomes(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
