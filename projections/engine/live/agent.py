@@ -27,7 +27,7 @@ from infra.observability import logs
 from infra.processes.faultpoints import reach
 from infra.processes.process_end import Parts
 from infra.settings import Settings
-from projections.engine.live.fetcher import Fetcher, Thread
+from projections.engine.live.log_reader import Fetcher, Thread
 from projections.engine.live.membership import Membership, what_it_knows
 from projections.engine.live.process import serve
 from projections.engine.live.reader import Action, Apply, Reader, ReadPositions, Seek, Stop, Wait, WaitForNewerCode

@@ -38,7 +38,7 @@ from projections.engine.live.stopping import stop_view
 from projections.engine.store.commit import Batch, BatchResult, CommitStatus, Committer
 from projections.engine.store.event_types import record_event_types
 from projections.engine.store.positions import Attempt, Positions, read_positions
-from projections.engine.store.writing import ask_for_missing, hold
+from projections.engine.store.rows import ask_for_missing, hold
 from projections.engine.views.core_views import code_set
 from projections.engine.views.view import CORE, View
 

@@ -38,8 +38,8 @@ from projections.engine.fold.fold import (
 from projections.engine.fold.plan import Plan
 from projections.engine.store.parking import insert_parked
 from projections.engine.store.positions import Positions, channel
-from projections.engine.store.rows import Refused, Statement, writes
-from projections.engine.store.writing import ask_for_missing, fold_and_write, hold, is_refusal
+from projections.engine.store.rows import Refused, Statement, ask_for_missing, hold, writes
+from projections.engine.store.writing import fold_and_write, is_refusal
 from projections.engine.views import binary_arrays
 
 log = logging.getLogger(__name__)
