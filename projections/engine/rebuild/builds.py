@@ -13,13 +13,15 @@ emptied or dropped at once, unless readers may still query it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
+import psycopg
 from psycopg import errors, sql
 from psycopg.types.json import Jsonb
 
@@ -307,6 +309,19 @@ def abandon(connection: Connection, build: Build) -> None:
     if moved == 1:
         end_loaders(connection, build.id)
         remove_table(connection, build)
+
+
+@contextmanager
+def abandoned_after_errors(connection: Connection, made: list[UUID]) -> Iterator[None]:
+    """Abandon these builds when the block fails. That only tidies up: otherwise the next run does it."""
+    try:
+        yield
+    except BaseException:
+        with suppress(psycopg.Error, SamefoldError):
+            for build in by_id(connection, made):
+                abandon(connection, build)
+            made.clear()  # no other process abandoned them
+        raise
 
 
 def abandon_dead(connection: Connection, builds: Iterable[Build]) -> None:

@@ -7,11 +7,8 @@ killed one left.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from uuid import UUID
-
-import psycopg
 
 from infra.database.connect import Connection, connect, named_errors
 from infra.errors import SamefoldError
@@ -20,7 +17,15 @@ from infra.processes.engines import SILENT, EngineFor, Progress, local
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
 from projections.engine.live.startup import check_shapes
-from projections.engine.rebuild.builds import Build, BuildState, abandon, begin, builds_of, by_id, finish_loading
+from projections.engine.rebuild.builds import (
+    Build,
+    BuildState,
+    abandoned_after_errors,
+    begin,
+    builds_of,
+    by_id,
+    finish_loading,
+)
 from projections.engine.rebuild.claims import builder, claim, end_builders
 from projections.engine.rebuild.load import Filled, Filling
 from projections.engine.rebuild.switch import Pointer, Switched, leader_of, plan_move, pointers, switch
@@ -119,7 +124,7 @@ def _build(
 ) -> list[Build]:
     """Fill the wanted views' tables, agent by agent; their builds, ready. Those that are made are added to `made`."""
     connection, topic = filling.connection, filling.settings.events_topic
-    try:
+    with abandoned_after_errors(connection, made):
         for agent in sorted({view.agent for view in wanted}):
             of_agent = {view.name: view for view in wanted if view.agent == agent}
             whole = code_set({name: view for name, view in views.items() if view.agent == agent})
@@ -130,13 +135,6 @@ def _build(
                 finish_loading(connection, build, BuildState.READY, len(pin.ends))
                 reach("build ready")
         return by_id(connection, made)
-    except BaseException:
-        # only tidies up: otherwise the next run does it
-        with suppress(psycopg.Error, SamefoldError):
-            for build in by_id(connection, made):
-                abandon(connection, build)
-            made.clear()
-        raise
 
 
 def go_to(
