@@ -101,8 +101,7 @@ class Worker:
         Raises ContractBroken, ShapeChanged, LogTrimmed, DatabaseBehind, DatabaseAhead, and DatabaseUnavailable, which may pass.
         """
         contract = Contract.of(events)
-        with self._naming():
-            connection = self._connected()
+        with self._connected() as connection:
             try:
                 require_schema(connection)
             except DatabaseAhead:
@@ -114,8 +113,8 @@ class Worker:
         if positions is not None:
             # after the positions were read, because other agents and the log's end move on
             now = describe(self.settings, events.name)
-            with self._naming():
-                check_reach(now, positions, ends_of(self._connected(), events.name))
+            with self._connected() as connection:
+                check_reach(now, positions, ends_of(connection, events.name))
 
     def begin(self, connection: Connection, contract: Contract) -> Positions | None:
         """Make the first start or check a later one; the positions, or None if the agent has none yet."""
@@ -139,8 +138,7 @@ class Worker:
 
         A restored database may lack the types. Handlers wait for them, so no record would come that has the positions read.
         """
-        with self._naming(lane):
-            connection = self._connected(lane)
+        with self._connected(lane) as connection:
             connection.execute("select")
             if self._committer is not None and self._committer.flush(connection) is CommitStatus.FENCED:
                 self._committer = None
@@ -149,8 +147,8 @@ class Worker:
 
     def positions(self, turn: int = 0) -> Positions | None:
         """The agent's positions, from which batches of this turn are folded. Raises DatabaseUnavailable."""
-        with self._naming():
-            positions = self.read(connection := self._connected())
+        with self._connected() as connection:
+            positions = self.read(connection)
             if self.agent == CORE:
                 self.record_event_types(connection, positions)
         # written in this order and read in the other: another lane's batch of the last turn must not get the new committer
@@ -244,18 +242,18 @@ class Worker:
         for view in [before.view] if again else views:
             self._keep(partition, before._replace(view=view, number=number, code=code), lane)
             alone = plan if view == READING else plan.only(view)
-            with suppress(EngineStop), self._naming(lane):  # it is raised again where the record is applied
+            with suppress(EngineStop), self._connected(lane) as connection:  # raised again where the record is applied
                 batch, held = decode(alone, partition, read_readable(was, mine, plan.decode)[1]), RowCache(alone)
                 if alone is not plan:
                     tables = committer.positions.tables
-                    hold(plan, ask_for_missing(self._connected(lane), plan, tables, [batch], {partition: held}))
+                    hold(plan, ask_for_missing(connection, plan, tables, [batch], {partition: held}))
                     fold(alone, batch, held, committer.blocked)
         return None
 
     def _keep(self, partition: int, attempt: Attempt, lane: int) -> None:
         query = "update positions set attempt = %s where agent = %s and topic = %s and partition = %s"
-        with self._naming(lane):
-            self._connected(lane).execute(query, (Json(attempt), self.agent, self.settings.events_topic, partition))
+        with self._connected(lane) as connection:
+            connection.execute(query, (Json(attempt), self.agent, self.settings.events_topic, partition))
 
     def _measured(self, takes: Takes, turn: int, lane: int) -> BatchResult:
         try:
@@ -286,27 +284,29 @@ class Worker:
             stop = stop or unreadable or foreign
             voids.append(void)
             _warn(self.settings.events_topic, partition, void)
-        with self._naming(lane):
-            while batches := [batch for batch in batches if batch.next != batch.was]:
-                try:
-                    result = committer.apply(self._connected(lane), batches)
-                except EngineStop as error:
-                    stop = error
-                    batches = [b.until(error.offset) if b.partition == error.partition else b for b in batches]
-                    continue
-                if result.status is not CommitStatus.APPLIED:
-                    return result
-                commits = sum(len(batch.counted) for batch in batches)
-                self._metrics.applied(result, commits, time.perf_counter() - started)
-                self._metrics.void(voids)
-                break
-            # other code goes on from exactly there
-            if stop is not None and committer.flush(self._connected(lane)) is CommitStatus.FENCED:
-                return BatchResult(CommitStatus.FENCED)
-            if isinstance(stop, PoisonEvent) and self.plan.views[stop.view].stops_alone:
-                with suppress(errors.LockNotAvailable, errors.DeadlockDetected):  # the next batch meets the event again
-                    stop_view(self._connected(lane), committer.positions, stop)
-                return BatchResult(CommitStatus.FENCED, stop=stop)
+        while batches := [batch for batch in batches if batch.next != batch.was]:
+            try:
+                with self._connected(lane) as connection:
+                    result = committer.apply(connection, batches)
+            except EngineStop as error:
+                stop = error
+                batches = [b.until(error.offset) if b.partition == error.partition else b for b in batches]
+                continue
+            if result.status is not CommitStatus.APPLIED:
+                return result
+            commits = sum(len(batch.counted) for batch in batches)
+            self._metrics.applied(result, commits, time.perf_counter() - started)
+            self._metrics.void(voids)
+            break
+        if stop is not None:
+            with self._connected(lane) as connection:
+                # other code goes on from exactly there
+                if committer.flush(connection) is CommitStatus.FENCED:
+                    return BatchResult(CommitStatus.FENCED)
+                if isinstance(stop, PoisonEvent) and self.plan.views[stop.view].stops_alone:
+                    with suppress(errors.LockNotAvailable, errors.DeadlockDetected):  # the next batch meets it again
+                        stop_view(connection, committer.positions, stop)
+                    return BatchResult(CommitStatus.FENCED, stop=stop)
         return replace(result, readings={batch.partition: batch.next for batch in batches}, stop=stop)
 
     def close(self, lane: int = 0) -> None:
@@ -321,18 +321,15 @@ class Worker:
         if lives and (new := record_event_types(connection)):
             log.info("agent %s: handlers may append these events now: %s", self.name, ", ".join(sorted(new)))
 
-    def _connected(self, lane: int = 0) -> Connection:
-        connection = self._connections[lane]
-        if connection is None or connection.closed:
-            connection = connect(self.settings, f"samefold {self.name}", short_transactions=True, by_key=True)
-            self._connections[lane] = connection
-        return connection
-
     @contextmanager
-    def _naming(self, lane: int = 0) -> Iterator[None]:
-        """Turn psycopg's errors into named ones, and close the connection after one."""
+    def _connected(self, lane: int = 0) -> Iterator[Connection]:
+        """The lane's connection. psycopg's errors become named ones, and it is closed after one."""
         try:
-            yield
+            connection = self._connections[lane]
+            if connection is None or connection.closed:
+                connection = connect(self.settings, f"samefold {self.name}", short_transactions=True, by_key=True)
+                self._connections[lane] = connection
+            yield connection
         except psycopg.Error as error:
             self.close(lane)
             raise named_error(error, self.settings) from error
