@@ -124,27 +124,6 @@ class Worker:
         """The agent's positions."""
         return read_positions(connection, self.agent, self.settings.events_topic)
 
-    def own(
-        self,
-        partition: int,  # noqa: ARG002
-        was: Reading,  # noqa: ARG002
-        records: Sequence[Record],
-    ) -> tuple[Sequence[Record], EngineStop | None]:
-        """The records that this code folds, and the error that names the first one that it must not fold."""
-        return records, None
-
-    def ping(self, lane: int = 0) -> None:
-        """Check the connection, write the moves that were deferred, and record event types. Raises DatabaseUnavailable.
-
-        A restored database may lack the types. Handlers wait for them, so no record would come that has the positions read.
-        """
-        with self._connected(lane) as connection:
-            connection.execute("select")
-            if self._committer is not None and self._committer.flush(connection) is CommitStatus.FENCED:
-                self._committer = None
-            if lane == 0 and self.agent == CORE:
-                self.record_event_types(connection)
-
     def positions(self, turn: int = 0) -> Positions | None:
         """The agent's positions, from which batches of this turn are folded. Raises DatabaseUnavailable."""
         with self._connected() as connection:
@@ -160,6 +139,27 @@ class Worker:
         """The plan of this code's views without those that are stopped."""
         running = self.plan.views.keys() - positions.stopped.keys()
         return self.plan if running == self.plan.views.keys() else self.plan.only(*running)
+
+    def record_event_types(self, connection: Connection, positions: Positions | None = None) -> None:
+        """Let handlers append this code's events, if its views are live."""
+        positions = positions or self.read(connection)
+        lives = positions is not None and positions.live_set == code_set(dict(self.views))
+        if lives and (new := record_event_types(connection)):
+            log.info("agent %s: handlers may append these events now: %s", self.name, ", ".join(sorted(new)))
+
+    def ping(self, lane: int = 0) -> None:
+        """Check the connection, write the moves that were deferred, and record event types. Raises DatabaseUnavailable.
+
+        A restored database may lack the types. Handlers wait for them, so no record would come that has the positions read.
+        """
+        with self._connected(lane) as connection:
+            connection.execute("select")
+            if self._committer is not None and self._committer.flush(connection) is CommitStatus.FENCED:
+                self._committer = None
+            if lane == 0 and self.agent == CORE:
+                self.record_event_types(connection)
+
+    # ── batches ──
 
     def apply(self, takes: Takes, turn: int = 0, lane: int = 0) -> BatchResult:
         """Apply records of several partitions in one transaction.
@@ -177,6 +177,71 @@ class Worker:
             result = self._measured(takes, turn, lane)
             span.set_attribute("samefold.status", result.status)
             return result
+
+    def _measured(self, takes: Takes, turn: int, lane: int) -> BatchResult:
+        try:
+            result = self._apply(takes, turn, lane)
+        except DatabaseUnavailable:
+            self._metrics.status(CommitStatus.AWAY)
+            self._most = max(sum(len(records) for _, records in takes.values()) // 2, 1)
+            raise
+        self._metrics.status(result.status)
+        return result
+
+    def _apply(self, takes: Takes, turn: int, lane: int, ended: EngineStop | None = None) -> BatchResult:
+        committer = self._committer
+        if committer is None or turn != self._turn:
+            return BatchResult(CommitStatus.FENCED)
+        started = time.perf_counter()
+        result = BatchResult(CommitStatus.APPLIED)
+        stop: SamefoldError | None = ended
+        batches = []
+        voids = []
+        for partition, (was, records) in takes.items():
+            mine, foreign = self.own(partition, was, records)
+            after, counted, void, unreadable = read_readable(
+                was, mine, decode_value if ended else committer.plan.decode
+            )
+            batch = Batch(partition, was, after, counted)
+            batches.append(batch.until(ended.offset) if ended else batch)
+            stop = stop or unreadable or foreign
+            voids.append(void)
+            _warn(self.settings.events_topic, partition, void)
+        while batches := [batch for batch in batches if batch.next != batch.was]:
+            try:
+                with self._connected(lane) as connection:
+                    result = committer.apply(connection, batches)
+            except EngineStop as error:
+                stop = error
+                batches = [b.until(error.offset) if b.partition == error.partition else b for b in batches]
+                continue
+            if result.status is not CommitStatus.APPLIED:
+                return result
+            commits = sum(len(batch.counted) for batch in batches)
+            self._metrics.applied(result, commits, time.perf_counter() - started)
+            self._metrics.void(voids)
+            break
+        if stop is not None:
+            with self._connected(lane) as connection:
+                # other code goes on from exactly there
+                if committer.flush(connection) is CommitStatus.FENCED:
+                    return BatchResult(CommitStatus.FENCED)
+                if isinstance(stop, PoisonEvent) and self.plan.views[stop.view].stops_alone:
+                    with suppress(errors.LockNotAvailable, errors.DeadlockDetected):  # the next batch meets it again
+                        stop_view(connection, committer.positions, stop)
+                    return BatchResult(CommitStatus.FENCED, stop=stop)
+        return replace(result, readings={batch.partition: batch.next for batch in batches}, stop=stop)
+
+    def own(
+        self,
+        partition: int,  # noqa: ARG002
+        was: Reading,  # noqa: ARG002
+        records: Sequence[Record],
+    ) -> tuple[Sequence[Record], EngineStop | None]:
+        """The records that this code folds, and the error that names the first one that it must not fold."""
+        return records, None
+
+    # ── attempts ──
 
     def attempt(self, takes: Takes, turn: int = 0, lane: int = 0) -> BatchResult:
         """Apply records as `apply` does. A partition's first ones are an attempt, so that an event that ends agents is found.
@@ -255,71 +320,7 @@ class Worker:
         with self._connected(lane) as connection:
             connection.execute(query, (Json(attempt), self.agent, self.settings.events_topic, partition))
 
-    def _measured(self, takes: Takes, turn: int, lane: int) -> BatchResult:
-        try:
-            result = self._apply(takes, turn, lane)
-        except DatabaseUnavailable:
-            self._metrics.status(CommitStatus.AWAY)
-            self._most = max(sum(len(records) for _, records in takes.values()) // 2, 1)
-            raise
-        self._metrics.status(result.status)
-        return result
-
-    def _apply(self, takes: Takes, turn: int, lane: int, ended: EngineStop | None = None) -> BatchResult:
-        committer = self._committer
-        if committer is None or turn != self._turn:
-            return BatchResult(CommitStatus.FENCED)
-        started = time.perf_counter()
-        result = BatchResult(CommitStatus.APPLIED)
-        stop: SamefoldError | None = ended
-        batches = []
-        voids = []
-        for partition, (was, records) in takes.items():
-            mine, foreign = self.own(partition, was, records)
-            after, counted, void, unreadable = read_readable(
-                was, mine, decode_value if ended else committer.plan.decode
-            )
-            batch = Batch(partition, was, after, counted)
-            batches.append(batch.until(ended.offset) if ended else batch)
-            stop = stop or unreadable or foreign
-            voids.append(void)
-            _warn(self.settings.events_topic, partition, void)
-        while batches := [batch for batch in batches if batch.next != batch.was]:
-            try:
-                with self._connected(lane) as connection:
-                    result = committer.apply(connection, batches)
-            except EngineStop as error:
-                stop = error
-                batches = [b.until(error.offset) if b.partition == error.partition else b for b in batches]
-                continue
-            if result.status is not CommitStatus.APPLIED:
-                return result
-            commits = sum(len(batch.counted) for batch in batches)
-            self._metrics.applied(result, commits, time.perf_counter() - started)
-            self._metrics.void(voids)
-            break
-        if stop is not None:
-            with self._connected(lane) as connection:
-                # other code goes on from exactly there
-                if committer.flush(connection) is CommitStatus.FENCED:
-                    return BatchResult(CommitStatus.FENCED)
-                if isinstance(stop, PoisonEvent) and self.plan.views[stop.view].stops_alone:
-                    with suppress(errors.LockNotAvailable, errors.DeadlockDetected):  # the next batch meets it again
-                        stop_view(connection, committer.positions, stop)
-                    return BatchResult(CommitStatus.FENCED, stop=stop)
-        return replace(result, readings={batch.partition: batch.next for batch in batches}, stop=stop)
-
-    def close(self, lane: int = 0) -> None:
-        connection, self._connections[lane] = self._connections[lane], None
-        if connection is not None:
-            connection.close()
-
-    def record_event_types(self, connection: Connection, positions: Positions | None = None) -> None:
-        """Let handlers append this code's events, if its views are live."""
-        positions = positions or self.read(connection)
-        lives = positions is not None and positions.live_set == code_set(dict(self.views))
-        if lives and (new := record_event_types(connection)):
-            log.info("agent %s: handlers may append these events now: %s", self.name, ", ".join(sorted(new)))
+    # ── connections ──
 
     @contextmanager
     def _connected(self, lane: int = 0) -> Iterator[Connection]:
@@ -336,6 +337,11 @@ class Worker:
         except DatabaseUnavailable:
             self.close(lane)
             raise
+
+    def close(self, lane: int = 0) -> None:
+        connection, self._connections[lane] = self._connections[lane], None
+        if connection is not None:
+            connection.close()
 
 
 def code_of_authors() -> str:
