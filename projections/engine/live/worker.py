@@ -83,7 +83,9 @@ class Worker:
         self.name = name
         self.topics: Sequence[str] = ()
         """Those that it has beside the log."""
-        self._metrics = _Metrics(agent)
+        self._batches = {status: metrics.AGENT_BATCHES.labels(agent, status) for status in CommitStatus}
+        for metric in (metrics.AGENT_COMMITS, metrics.AGENT_EVENTS, metrics.AGENT_ROWS):
+            metric.labels(agent)  # shown from the start
         self._connections: list[Connection | None] = [None] * lanes
         self._defers = defers
         self._turn = 0
@@ -182,10 +184,10 @@ class Worker:
         try:
             result = self._apply(takes, turn, lane)
         except DatabaseUnavailable:
-            self._metrics.status(CommitStatus.AWAY)
+            self._batches[CommitStatus.AWAY].inc()
             self._most = max(sum(len(records) for _, records in takes.values()) // 2, 1)
             raise
-        self._metrics.status(result.status)
+        self._batches[result.status].inc()
         return result
 
     def _apply(self, takes: Takes, turn: int, lane: int, ended: EngineStop | None = None) -> BatchResult:
@@ -218,8 +220,7 @@ class Worker:
             if result.status is not CommitStatus.APPLIED:
                 return result
             commits = sum(len(batch.counted) for batch in batches)
-            self._metrics.applied(result, commits, time.perf_counter() - started)
-            self._metrics.void(voids)
+            _count(self.agent, result, commits, time.perf_counter() - started, voids)
             break
         if stop is not None:
             with self._connected(lane) as connection:
@@ -383,35 +384,16 @@ def check_reach(events: Topic, positions: Positions, archived: Mapping[int, int]
             )
 
 
-class _Metrics:
-    """The metrics of one agent's batches. Thread-safe."""
-
-    def __init__(self, agent: str) -> None:
-        self._agent = agent
-        self._statuses = {status: metrics.AGENT_BATCHES.labels(agent, status) for status in CommitStatus}
-        self._batch_commits = metrics.AGENT_BATCH_COMMITS.labels(agent)
-        self._batch_seconds = metrics.AGENT_BATCH_SECONDS.labels(agent)
-        self._commits = metrics.AGENT_COMMITS.labels(agent)
-        self._events = metrics.AGENT_EVENTS.labels(agent)
-        self._rows = metrics.AGENT_ROWS.labels(agent)
-
-    def status(self, status: CommitStatus) -> None:
-        self._statuses[status].inc()
-
-    def applied(self, result: BatchResult, commits: int, seconds: float) -> None:
-        """A batch's transaction was committed."""
-        self._batch_commits.observe(commits)
-        self._batch_seconds.observe(seconds)
-        self._commits.inc(commits)
-        self._events.inc(result.events)
-        self._rows.inc(result.rows)
-        for why in result.retries:
-            metrics.AGENT_RETRIES.labels(self._agent, why).inc()
-        for one in result.parked:
-            metrics.AGENT_PARKED.labels(self._agent, one.view).inc()
-
-    def void(self, voids: Iterable[Sequence[Void]]) -> None:
-        """Void records that the position has passed."""
-        for void in filter(None, voids):
-            for why, count in Counter(one.reason for one in void).items():
-                metrics.AGENT_VOID.labels(self._agent, why).inc(count)
+def _count(agent: str, result: BatchResult, commits: int, seconds: float, voids: Iterable[Sequence[Void]]) -> None:
+    """A batch's transaction was committed; `voids` are void records that the position has passed."""
+    metrics.AGENT_BATCH_COMMITS.labels(agent).observe(commits)
+    metrics.AGENT_BATCH_SECONDS.labels(agent).observe(seconds)
+    metrics.AGENT_COMMITS.labels(agent).inc(commits)
+    metrics.AGENT_EVENTS.labels(agent).inc(result.events)
+    metrics.AGENT_ROWS.labels(agent).inc(result.rows)
+    for why in result.retries:
+        metrics.AGENT_RETRIES.labels(agent, why).inc()
+    for parked in result.parked:
+        metrics.AGENT_PARKED.labels(agent, parked.view).inc()
+    for why, count in Counter(one.reason for void in voids for one in void).items():
+        metrics.AGENT_VOID.labels(agent, why).inc(count)
