@@ -28,14 +28,14 @@ from infra.log.source import read_range
 from infra.processes.engines import Progress, Silent
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
-from policies.engine.policy import Policy, agent_of, discover
+from policies.engine.policy import LowerVersion, Policy, agent_of, discover
 from projections.engine.store.positions import lock_positions, read_positions, set_generation
 from projections.engine.views.view import CORE
 
 REMOVED = 0
 EVER = "-infinity"
 APPEND_S = 4.0
-"""Below the time that PostgreSQL lets a session be idle in a transaction, and others wait for its locks."""
+"""Shorter than PostgreSQL lets a session be idle in a transaction. Other processes wait for its locks."""
 _SEE = "`samefold policies` shows what is live."
 
 
@@ -45,10 +45,6 @@ class AlreadyLive(SamefoldError):
 
 class NeverLive(SamefoldError):
     """The policy is not live in any version."""
-
-
-class LowerVersion(SamefoldError):
-    """A newer version of the policy is live."""
 
 
 class OldEventsLeft(SamefoldError):
@@ -206,16 +202,17 @@ def resume(
     """
     with named_errors(settings), connect(settings, "samefold policies", short_transactions=True) as connection:
         bring_in(settings, connection)
-        held = held_policies(connection)
-        if policy is not None and not activations_of(connection, policy):
-            raise NeverLive(f"Policy '{policy}' was never live.", _SEE)
-        if not held if policy is None else policy not in held and not also_live:
+        found = held = held_policies(connection)
+        if policy is not None:
+            if not activations_of(connection, policy):
+                raise NeverLive(f"Policy '{policy}' was never live.", _SEE)
+            found = [policy] if policy in held or also_live else []
+        if not found:
             raise NotHeld(
                 f"{'No policy' if policy is None else f'Policy {policy!r}'} waits for a decision.",
                 f"{_SEE} With a name and --yes, what that policy has not read yet, and its parked streams, make no posts of events "
                 "before the time either.",
             )
-        found = held if policy is None else [policy]
         [(user,)] = connection.execute(
             "with done as (update activations set posts_from = %s where policy = any(%s)) select current_user",
             (posts_from, found),
@@ -256,7 +253,7 @@ def start_new(settings: Settings, connection: Connection, policy: Policy) -> boo
 def switch(settings: Settings, policy: Policy, *, lower: bool = False, progress: Progress | None = None) -> Activation:
     """Make this code's version of the policy live, from where the policy's agent is; a new one begins at the end of `events`.
 
-    `lower` lets an older version take over. A switch that was killed ends in the next one, or in any worker.
+    `lower` lets an older version take over. A switch that was killed is completed by the next one, or by any worker.
     Raises AlreadyLive, LowerVersion, OldEventsLeft, SwitchLost, LogTrimmed, and what `bring_in` raises.
     """
 
@@ -426,17 +423,12 @@ def _copy(settings: Settings, connection: Connection, admin: topics.Admin, posit
                 )
             connection.execute(
                 "insert into activations as a (policy, number, version, positions, log_offset, at, posts_from) "
-                "values (%s, %s, %s, %s, %s, %s, (select '-infinity'::timestamptz from positions where agent = %s limit 1)) "
+                "values (%(policy)s, %(number)s, %(version)s, %(positions)s, %(offset)s, %(at)s, "
+                "(select '-infinity'::timestamptz from positions where agent = %(agent)s limit 1)) "
                 "on conflict (policy, number) do update set version = excluded.version, "
                 "positions = excluded.positions, log_offset = excluded.log_offset, at = excluded.at "
                 "where a.log_offset is null",
-                (
-                    one.policy,
-                    one.number,
-                    one.version,
-                    json.dumps(one.positions),
-                    record.offset,
-                    time_of(record.time_ms),
-                    agent_of(one.policy),
-                ),
+                msgspec.structs.asdict(one)
+                | {"positions": json.dumps(one.positions), "agent": agent_of(one.policy)}
+                | {"offset": record.offset, "at": time_of(record.time_ms)},
             )

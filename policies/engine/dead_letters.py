@@ -1,4 +1,4 @@
-"""Why wishes are dead letters: each way in which one ends that nobody expected."""
+"""Why wishes are dead letters, and the line that each has in the log."""
 
 import logging
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ class DeadReason(StrEnum):
     GAVE_UP = "gave-up"
 
 
-def tell_dead(rows: Iterable[tuple[str, str, str]]) -> None:
+def log_dead_letters(rows: Iterable[tuple[str, str, str]]) -> None:
     """Log dead letters: id, stream of the event, and why."""
     for ident, stream, dead in rows:
         log.error("wish %s of %s is a dead letter: %s", ident, stream, dead)

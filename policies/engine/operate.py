@@ -1,9 +1,9 @@
-"""What the commands `samefold policies` and `samefold outbox` do: what is live, and the wishes on their way."""
+"""What `samefold policies`, `outbox` and `processes` do: what is live, the wishes on their way, and what policies wait for."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -15,14 +15,16 @@ from infra.database.connect import Connection, connect, named_errors
 from infra.errors import SamefoldError
 from infra.log import topics
 from infra.settings import Settings
+from policies.engine import policy as declared
 from policies.engine import posts
 from policies.engine.activations import REMOVED, Activation, activations_of, held_policies, version_at
 from policies.engine.dead_letters import DeadReason
-from policies.engine.outbox import CHANNEL, again
+from policies.engine.outbox import CHANNEL, STATE, again
 from policies.engine.policy import Policy, agent_of
 from projections.engine.live.lag import OUTBOX
 from projections.engine.operate.overview import AgentLag, lag_of
 from projections.engine.store.positions import Positions, read_positions
+from projections.engine.views.view import POLICY
 
 
 class UnknownPolicy(SamefoldError):
@@ -98,26 +100,28 @@ class Which:
     alive: bool = False
 
 
-def policy_named(name: str, policies: Mapping[str, Policy]) -> Policy:
+def require_policy(name: str) -> Policy:
     """A policy of this code. Raises UnknownPolicy."""
+    policies = declared.discover()
     if name in policies:
         return policies[name]
     known = f"The policies are {', '.join(sorted(policies))}." if policies else "policies/ has none."
     raise UnknownPolicy(f"There is no policy '{name}'.", known)
 
 
-def require_known(settings: Settings, name: str, policies: Mapping[str, Policy]) -> None:
+def require_known(settings: Settings, name: str) -> None:
     """Raises UnknownPolicy for a name that neither this code nor the log has, and DatabaseUnavailable."""
     with named_errors(settings), connect(settings, "samefold policies") as connection:
         if not activations_of(connection, name):
-            policy_named(name, policies)
+            require_policy(name)
 
 
-def policies_now(settings: Settings, policies: Mapping[str, Policy]) -> list[PolicyNow]:
+def policies_now(settings: Settings) -> list[PolicyNow]:
     """All policies of this code, and those that are live or have wishes.
 
     Raises DatabaseUnavailable, KafkaUnavailable, TopicMissing.
     """
+    policies = declared.discover()
     with named_errors(settings), connect(settings, "samefold policies", statement_timeout_ms=0) as connection:
         since: dict[str, datetime] = dict(
             connection.execute("select policy, max(at) from activations group by policy").fetchall()
@@ -170,8 +174,6 @@ STEP = 1_000
 COUNTED = 1_000
 """Wishes beyond these are not counted, of either table."""
 
-_STATE = """case when dead is not null then 'dead' when kind is null then 'outcome' when kind = 'dropped' then 'dropped'
-  when sent_at is not null then 'sent' when due > now() then 'waiting' else 'unsent' end"""
 _STATE_OF_POST = """case when dead is not null then 'dead' when p.endpoint <> all(%(named)s) then 'no-endpoint'
   when next_attempt > now() and not claimed then 'waiting' else 'unsent' end"""
 _FITS = """(%(ids)s::text[] is null or id = any(%(ids)s)) and (%(policy)s::text is null or policy = %(policy)s)
@@ -183,7 +185,7 @@ _COMMANDS = f"outbox where %(endpoint)s::text is null and {_FITS}"
 _POSTS = f"posts where (%(endpoint)s::text is null or endpoint = %(endpoint)s) and {_FITS}"
 _OLDEST = "order by wished_at nulls last, id limit %(limit)s"
 _WISHES = f"""
-(select id, policy, {_STATE} as state, kind, stream, version, target, type, due, wished_at, sent_at, 0 as attempts,
+(select id, policy, {STATE} as state, kind, stream, version, target, type, due, wished_at, sent_at, 0 as attempts,
         null as next_attempt, dead, coalesce(then_type, otherwise_type, later_type) is not null as has_follow_up
    from {_COMMANDS} {_OLDEST})
  union all
@@ -200,7 +202,7 @@ select id from (select id, policy, stream, version, number from {_COMMANDS}
                  union all select id, policy, stream, version, number from {_POSTS}) w
  order by policy, stream, version, number, id
 """.encode()  # noqa: S608
-_WISH = f"select {_STATE} as state, o.* from outbox o where id = %(id)s".encode()  # noqa: S608
+_WISH = f"select {STATE} as state, o.* from outbox o where id = %(id)s".encode()  # noqa: S608
 _POST = f"""
 select {_STATE_OF_POST} as state, 'post' as kind, p.*, next_attempt
   from posts p left join lanes l using (endpoint, policy, stream) where id = %(id)s
@@ -208,11 +210,17 @@ select {_STATE_OF_POST} as state, 'post' as kind, p.*, next_attempt
 
 
 def wishes(settings: Settings, which: Which, *, limit: int | None = None) -> tuple[int, list[WishNow]]:
-    """How many there are, counted up to COUNTED, and the first of them, the oldest first. Raises DatabaseUnavailable."""
+    """How many there are, counted up to COUNTED, and the first of them, the oldest first.
+
+    Raises NoSuchWish for an id that none has, DatabaseUnavailable.
+    """
     values = _values(settings, which) | {"limit": limit}
     with named_errors(settings), connect(settings, "samefold outbox", by_key=True) as connection:
         [(count,)] = connection.execute(_COUNT, values)
-        return count, connection.cursor(row_factory=class_row(WishNow)).execute(_WISHES, values).fetchall()
+        found = connection.cursor(row_factory=class_row(WishNow)).execute(_WISHES, values).fetchall()
+    if missing := {*(which.ids or ())} - {one.id for one in found}:
+        raise _missing(sorted(missing))
+    return count, found
 
 
 def wish(settings: Settings, ident: str) -> dict[str, Any]:
@@ -228,14 +236,6 @@ def wish(settings: Settings, ident: str) -> dict[str, Any]:
             with suppress(ValueError):
                 row[name] = json.loads(value)
     return row
-
-
-def named(settings: Settings, idents: Sequence[str]) -> list[WishNow]:
-    """These wishes. Raises NoSuchWish, DatabaseUnavailable."""
-    _, found = wishes(settings, Which(ids=idents))
-    if missing := sorted({*idents} - {one.id for one in found}):
-        raise _missing(missing)
-    return found
 
 
 def retry(settings: Settings, which: Which, advance: Callable[[int], object] = lambda _: None) -> tuple[int, int]:
@@ -275,11 +275,9 @@ def drop(settings: Settings, which: Which, advance: Callable[[int], object] = la
     return dropped
 
 
-_MAY_BE_SENT = (
-    "kind = 'send' and dead is null and outcome is null and (sent_at is not null or due is null or due <= now())"
-)
+_MAY_BE_SENT = f"outcome is null and {STATE} in ('unsent', 'sent')"
 _LOCK = b"select from outbox where id = any(%s) order by id for update"  # as batches lock them
-_DROP = f"delete from outbox where id = any(%s) and not coalesce({_MAY_BE_SENT}, false)".encode()  # noqa: S608
+_DROP = f"delete from outbox where id = any(%s) and not ({_MAY_BE_SENT})".encode()  # noqa: S608
 _DISARM = f"""
 update outbox set kind = 'dropped', body = null, then_type = null, otherwise_type = null, later_type = null
  where id = any(%s) and {_MAY_BE_SENT}
@@ -311,7 +309,7 @@ def _steps(settings: Settings, which: Which) -> Iterator[tuple[Connection, list[
 
 def _require_dead(settings: Settings, idents: Sequence[str]) -> None:
     """Raises NoSuchWish; NotDead unless all of them can be sent again."""
-    found = named(settings, idents)
+    _, found = wishes(settings, Which(ids=idents))
     if others := [f"{one.id} ({one.state})" for one in found if one.state != "dead"]:
         raise NotDead(
             f"{', '.join(others)} {'is' if len(others) == 1 else 'are'} under way; nothing was changed.",
@@ -339,3 +337,55 @@ def _missing(idents: Sequence[str]) -> NoSuchWish:
         f"The outbox has no {', '.join(idents)}; nothing was changed.",
         "It has ended, or was never wished. `samefold outbox list` shows what is under way.",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessNow:
+    policy: str
+    stream: str
+    since: datetime | None
+    """Of the oldest thing that it waits for."""
+    stuck: bool
+    """Whether it goes on only when a person does something."""
+    waits: int
+    first: list[dict[str, Any]]
+    """The first ten things that it waits for, those that need a person before all others, each with `what` (unsent, timer, sent and
+    not answered, post, dead, parked), `since`, `id`, `target`, `type`, `until` and `why`.
+    """
+
+
+def processes(settings: Settings, policy: str | None, *, stuck: bool, limit: int) -> list[ProcessNow]:
+    """Those that wait, the oldest first. Raises DatabaseUnavailable."""
+    with named_errors(settings), connect(settings, "samefold processes", statement_timeout_ms=0) as connection:
+        cursor = connection.cursor(row_factory=class_row(ProcessNow))
+        return cursor.execute(
+            _PROCESSES, {"policy": policy, "stuck": stuck, "limit": limit, "named": [*settings.webhooks] or None}
+        ).fetchall()
+
+
+_PROCESSES = f"""
+with waits as not materialized (
+  select policy, stream, id, target, type, dead as why, wished_at as since, case when dead is null then due end as until,
+         replace({STATE}, 'waiting', 'timer') as what
+    from outbox where kind = 'send' and (dead is not null or not %(stuck)s)
+   union all
+  select policy, stream, id, endpoint, null, coalesce(dead, no_endpoint), wished_at, case when not claimed then next_attempt end,
+         case when dead is not null then 'dead' else 'post' end
+    from posts left join lanes using (endpoint, policy, stream),
+         lateral (select case when endpoint <> all(%(named)s) then 'no-endpoint: SAMEFOLD_WEBHOOKS has no such one' end)
+                 n (no_endpoint)
+   where coalesce(dead, no_endpoint) is not null or not %(stuck)s
+   union all
+  select substr(view, {len(POLICY) + 1}), stream, null, null, null, error, parked_at, null, 'parked'
+    from parked where starts_with(view, '{POLICY}')),
+shown as materialized (
+  select policy, stream, min(since) as since, bool_or(why is not null) as stuck, count(*) as waits
+    from waits where %(policy)s::text is null or policy = %(policy)s
+   group by policy, stream order by min(since) nulls first, policy, stream limit %(limit)s),
+placed as (
+  select w.*, row_number() over (partition by w.policy, w.stream order by why is null, w.since, id) as place
+    from waits w join shown using (policy, stream))
+select s.*, array_agg(to_jsonb(p) - array['policy', 'stream', 'place'] order by place) as first
+  from shown s join placed p using (policy, stream) where place <= 10
+ group by s.policy, s.stream, s.since, s.stuck, s.waits order by s.since nulls first, s.policy, s.stream
+""".encode()  # noqa: S608  # only of those that are shown, their things are put in order

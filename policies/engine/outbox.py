@@ -14,7 +14,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -34,7 +34,7 @@ from infra.database.connect import Connection
 from infra.log.records import Command, Commit, time_of
 from infra.settings import ENDPOINT_NAME
 from policies.engine import posts
-from policies.engine.dead_letters import DeadReason, tell_dead
+from policies.engine.dead_letters import DeadReason, log_dead_letters
 from policies.engine.policy import Policy, Post, Send
 from projections.engine.fold.fold import Changes
 from projections.engine.store.rows import Statement
@@ -49,8 +49,8 @@ MOST_WISHES = 1_000
 """For one event."""
 MOST_DEPTH = 50
 """Wishes that lead to one another without a timer or a client in between. A longer chain is a cycle of policies."""
-CHANNEL = "samefold_outbox"
-"""The channel of PostgreSQL's notifications: commands were wished."""
+CHANNEL, POSTS = "samefold_outbox", "posts"
+"""The channel of PostgreSQL's notifications, and the payload of those that say that posts were wished. Others are of commands."""
 ANY = "*"
 """The fingerprint of a wished command that has older versions: where the database was restored to before the release, the wish is
 made again, and the command that was decided under its id is one of those.
@@ -61,6 +61,10 @@ LONGEST = timedelta(days=36_500)
 """Of `after`."""
 TICK = timedelta(seconds=1)
 """A timer begins a new chain if it is at least so long: a shorter one would let a cycle run at full speed for ever."""
+
+STATE = """case when dead is not null then 'dead' when kind is null then 'outcome' when kind = 'dropped' then 'dropped'
+  when sent_at is not null then 'sent' when due > now() then 'waiting' else 'unsent' end"""
+"""Of a row of the outbox, in SQL. The relay sends what is unsent, and what waits for its time when that has come."""
 
 _TEXT, _NUMBER, _MOMENT = map(type_of, (Scalar.STR, Scalar.INT, Scalar.DATETIME))
 
@@ -103,11 +107,8 @@ class Wish(NamedTuple):
     """Why it can't be sent. Then neither target nor body is kept."""
 
 
-def view_of(policy: Policy, posted: Callable[[], None] | None = None, *, with_outcomes: bool = True) -> View:
-    """The policy as its agent folds it; without outcomes for a replay of parked events, when all of them have been read.
-
-    `posted` is called, but not always, when a batch has left posts.
-    """
+def view_of(policy: Policy, *, with_outcomes: bool = True) -> View:
+    """The policy as its agent folds it; without outcomes for a replay of parked events, when all of them have been read."""
     of = [
         context.name for context in contexts().values() if not policy.subscription.isdisjoint(context.events.values())
     ]
@@ -123,7 +124,7 @@ def view_of(policy: Policy, posted: Callable[[], None] | None = None, *, with_ou
         shape="",
         on_poison=policy.on_poison,
         agent=policy.agent,
-        write=partial(_writes, policy, posted, with_outcomes),
+        write=partial(_writes, policy, with_outcomes),
     )
 
 
@@ -274,9 +275,7 @@ _TYPES = {
 _COLUMNS = tuple(_TYPES)
 
 
-def _writes(
-    policy: Policy, posted: Callable[[], None] | None, with_outcomes: bool, batches: Sequence[Changes]
-) -> list[Statement]:
+def _writes(policy: Policy, with_outcomes: bool, batches: Sequence[Changes]) -> list[Statement]:
     rows: dict[str, _Row] = {}
     new_posts: list[Wish] = []
     for batch in batches:
@@ -292,7 +291,9 @@ def _writes(
             for _, _, commit in batch.counted:
                 if commit.command_id.startswith(prefix):
                     rows.setdefault(commit.command_id, {}).update(_second_half(commit))
-    statements = posts.writes(policy.name, new_posts, posted)
+    statements = posts.writes(policy.name, new_posts)
+    if new_posts:
+        statements.append(Statement(_NOTIFY_POSTS, []))
     if not rows:
         return statements
     ids, known = sorted(rows), {"policy": policy.name}
@@ -307,8 +308,7 @@ def _ends(ids: list[str]) -> list[Statement]:
     every = binary_arrays.texts(sorted(one for some in chain for one in some))
     return [
         *(Statement(_MEET, [binary_arrays.texts(some)]) for some in chain),
-        Statement(_DIE, [every]),
-        Statement(_BURIED, [every], tell_dead),
+        Statement(_DIE, [every], log_dead_letters),
         Statement(_NOTIFY, []),
     ]
 
@@ -421,12 +421,10 @@ insert into outbox as t ({_listed(_MADE)}) select {_listed(_MADE)} from made ord
 """.encode()  # noqa: S608
 
 _DIE = f"""
-update outbox set dead = case when {_SAME} then '{DeadReason.REFUSED}: ' || refusal
-    else '{DeadReason.ID_REUSED}: another command with this id was decided before, or the policy wishes another one now' end
- where id = any(%s) and {_BOTH} and dead is null
+update outbox set dead = coalesce(dead, case when {_SAME} then '{DeadReason.REFUSED}: ' || refusal
+    else '{DeadReason.ID_REUSED}: another command with this id was decided before, or the policy wishes another one now' end)
+ where id = any(%s) and (dead is not null or {_BOTH}) returning id, stream, dead
 """.encode()  # noqa: S608
-
-_BURIED = b"select id, stream, dead from outbox where id = any(%s) and dead is not null"
 
 _REJECT = b"""
 update outbox set outcome = 'rejected', refusal = %s, outcome_depth = depth, outcome_fingerprint = fingerprint || ' ' || target
@@ -445,3 +443,4 @@ insert into outbox as t (id, {_listed(_WISHED)}) select new, {_listed(_WISHED)} 
 """.encode()  # noqa: S608
 
 _NOTIFY = f"notify {CHANNEL}".encode()
+_NOTIFY_POSTS = f"notify {CHANNEL}, '{POSTS}'".encode()

@@ -32,6 +32,10 @@ class BadPolicy(SamefoldError):
     """A module of `policies/` does not have the shape of a policy."""
 
 
+class LowerVersion(SamefoldError):
+    """A newer version of the policy is live, or of the publication has published."""
+
+
 @dataclass(frozen=True, slots=True)
 class Send:
     """A command for a stream, sent once in effect.

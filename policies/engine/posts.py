@@ -3,31 +3,26 @@
 A lane is what one policy posts to one endpoint because of one stream. The table `lanes` has a row for each lane with posts (dead
 letters apart), which says when the first of them is due. A deliverer claims a lane by a lease: until that ends, no other one does.
 
-Each statement finds its rows by an index, however many there are. A deliverer's pass over rows that another transaction has
-locked, so no transaction makes it wait. Times are the database's, or `now` where a clock is given.
+Each statement finds its rows by an index, however many there are. A deliverer waits for no row that another transaction has locked:
+`claim` passes over it, and what records an attempt raises LockNotAvailable, to be called again in a moment. Times are the
+database's, or `now` where a clock is given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from psycopg import Cursor
-
 from infra.database.connect import Connection
 from infra.log.records import time_of
-from policies.engine.dead_letters import tell_dead
+from policies.engine.dead_letters import log_dead_letters
 from projections.engine.store.rows import Statement
 from projections.engine.views import binary_arrays
 from projections.engine.views.column_types import Scalar, type_of
 
 if TYPE_CHECKING:
     from policies.engine.outbox import Wish
-
-
-class Busy(Exception):
-    """Another transaction has locked the row. It is free in a moment."""
 
 
 class Lane(NamedTuple):
@@ -37,10 +32,10 @@ class Lane(NamedTuple):
     policy: str
     stream: str
     lease: datetime
-    """When it ends. Nobody else's ends then: who claims the lane later gets a later one."""
+    """When the lease ends. It also identifies the claim: a later claim of the same lane ends later."""
 
 
-class Post(NamedTuple):
+class PendingPost(NamedTuple):
     """A post that is to go out."""
 
     id: str
@@ -57,8 +52,8 @@ _SCALARS = {"version": Scalar.INT, "number": Scalar.INT, "wished_at": Scalar.DAT
 _TYPES = [type_of(_SCALARS.get(column, Scalar.STR)) for column in _COLUMNS]
 
 
-def writes(policy: str, wishes: Sequence[Wish], posted: Callable[[], None] | None = None) -> list[Statement]:
-    """The statements of a batch that wishes these posts. `posted` is called when they are there to be claimed."""
+def writes(policy: str, wishes: Sequence[Wish]) -> list[Statement]:
+    """The statements of a batch that wishes these posts."""
     if not wishes:
         return []
     rows = [
@@ -77,9 +72,8 @@ def writes(policy: str, wishes: Sequence[Wish], posted: Callable[[], None] | Non
     ]
     columns = [kind.pack(values) for kind, values in zip(_TYPES, zip(*rows, strict=True), strict=True)]
     ids = binary_arrays.texts([one.id for one in wishes])
-    dead = [Statement(_BURIED, [ids], tell_dead)] if any(one.dead for one in wishes) else []
-    tell = None if posted is None else lambda _: posted()
-    return [Statement(_INSERT, columns), Statement(_OPEN_LANES + b"false returning null", [ids], tell), *dead]
+    dead = [Statement(_BURIED, [ids], log_dead_letters)] if any(one.dead for one in wishes) else []
+    return [Statement(_INSERT, columns), Statement(_OPEN_LANES + b"false", [ids]), *dead]
 
 
 def revive(connection: Connection, ids: Sequence[str]) -> int:
@@ -110,8 +104,8 @@ select u.* from unnest({", ".join(["%s"] * len(_COLUMNS))}) u ({", ".join(_COLUM
 
 # Found by their ids alone: after an ANALYZE that met dead letters only, PostgreSQL would read all that are alive instead.
 _THESE = b"with these as materialized (select endpoint, policy, stream, wished_at, dead from posts where id = any(%s))"
-# Sorted, so that transactions can't deadlock on them. It locks the row of a lane that is there, even where nothing changes: who
-# wants to end the lane waits until these posts can be seen.
+# Sorted, so that transactions can't deadlock on them. It locks the row of a lane that is there, even where nothing changes: a
+# deliverer deletes the lane only when it can see these posts.
 _OPEN_LANES = (
     _THESE
     + b"""
@@ -143,52 +137,48 @@ update lanes l set next_attempt = now() from unnest(%s::text[], %s::text[], %s::
 
 
 def endpoints(connection: Connection) -> set[str]:
-    """Those that posts wait for."""
+    """The endpoints that posts wait for."""
     return {endpoint for (endpoint,) in connection.execute(_ENDPOINTS)}
 
 
 def claim(
     connection: Connection, endpoint: str, most: int, lease_s: float, now: datetime | None = None
-) -> list[tuple[Lane, Post | None]]:
+) -> list[tuple[Lane, PendingPost | None]]:
     """Claim so many lanes that are due, the longest first. Each comes with its first post; None if it has none any more."""
     values = {"endpoint": endpoint, "most": most, "lease": timedelta(seconds=lease_s), "now": now}
     return [(Lane(*row[:4]), _post(row[4:])) for row in connection.execute(_CLAIM, values)]
 
 
-def delivered(connection: Connection, lane: Lane, post: Post) -> Post | None:
-    """Delete a post that its endpoint has taken. Returns the next one, if the lane is still this process's. Raises Busy."""
-    return _post(_require_free(connection.execute(_DELIVERED, lane._asdict() | post._asdict())))
+def delivered(connection: Connection, lane: Lane, post: PendingPost) -> PendingPost | None:
+    """Delete a post that its endpoint has taken. Returns the next one, if the lane is still this process's."""
+    [found] = connection.execute(_DELIVERED, lane._asdict() | post._asdict())
+    return _post(found)
 
 
-def bury(connection: Connection, lane: Lane, post: Post, dead: str) -> tuple[bool, Post | None]:
-    """Make a post a dead letter if the lane is still this process's. Returns whether it is, and the next one. Raises Busy."""
-    is_mine, *found = _require_free(connection.execute(_BURY, lane._asdict() | post._asdict() | {"dead": dead}))
+def bury(connection: Connection, lane: Lane, post: PendingPost, dead: str) -> tuple[bool, PendingPost | None]:
+    """Make a post a dead letter if the lane is still this process's. Returns whether it is, and the next one."""
+    [(is_mine, *found)] = connection.execute(_BURY, lane._asdict() | post._asdict() | {"dead": dead})
     return is_mine, _post(found)
 
 
-def try_later(connection: Connection, lane: Lane, post: Post, delay_s: float, now: datetime | None = None) -> None:
-    """Count a failed attempt and give the lane back until the next one, if it is still this process's. Raises Busy."""
+def try_later(
+    connection: Connection, lane: Lane, post: PendingPost, delay_s: float, now: datetime | None = None
+) -> None:
+    """Count a failed attempt and give the lane back until the next one, if it is still this process's."""
     values = {"delay": timedelta(seconds=delay_s), "now": now}
-    _require_free(connection.execute(_LATER, lane._asdict() | post._asdict() | values))
+    connection.execute(_LATER, lane._asdict() | post._asdict() | values)
 
 
 def release(connection: Connection, lane: Lane, now: datetime | None = None) -> None:
-    """Give a lane back, or delete it if it has no posts any more. Raises Busy."""
+    """Give a lane back, or delete it if it has no posts any more."""
     values = lane._asdict() | {"now": now}
     with connection.transaction():
-        _require_free(connection.execute(_LOCK, values))
+        connection.execute(_HELD.encode(), values)
         connection.execute(_RELEASE, values)  # in a statement of its own, which sees what was written before the lock
 
 
-def _require_free(cursor: Cursor[tuple[Any, ...]]) -> tuple[Any, ...]:
-    [(is_busy, *found)] = cursor.fetchall()
-    if is_busy:
-        raise Busy
-    return tuple(found)
-
-
-def _post(found: Sequence[Any]) -> Post | None:
-    return None if found[0] is None else Post(*found)
+def _post(found: Sequence[Any]) -> PendingPost | None:
+    return None if found[0] is None else PendingPost(*found)
 
 
 _ENDPOINTS = b"""
@@ -217,30 +207,29 @@ select c.*, p.* from claimed c left join lateral (
 
 _LANE = "endpoint = %(endpoint)s and policy = %(policy)s and stream = %(stream)s"
 _MINE = f"{_LANE} and next_attempt = %(lease)s"
-_HELD = f"with held as materialized (select from lanes where {_MINE} for update skip locked)"
-_IS_BUSY = f"not exists (select from held) and exists (select from lanes where {_MINE})"  # noqa: S608
+_HELD = f"select from lanes where {_MINE} for update nowait"
 _NEXT = f"""
 (values (1)) one left join lateral (
   select {_POST} from posts where {_LANE} and dead is null and (version, number) > (%(version)s, %(number)s)
       and exists (select from lanes where {_MINE})
    order by version, number limit 1) p on true
 """  # noqa: S608
-# whoever has the lane by now: the endpoint has taken it
+# even if another process has the lane by now: the endpoint has taken the post
 _DELIVERED = f"""
-with free as materialized (select id from posts where id = %(id)s for update skip locked),
+with free as materialized (select id from posts where id = %(id)s for update nowait),
 gone as (delete from posts using free where posts.id = free.id)
-select not exists (select from free) and exists (select from posts where id = %(id)s), p.* from {_NEXT}
+select p.* from {_NEXT}
 """.encode()  # noqa: S608
 _BURY = f"""
-{_HELD}, dead as (update posts set dead = %(dead)s, attempts = attempts + 1 from held where id = %(id)s)
-select {_IS_BUSY}, exists (select from held), p.* from {_NEXT}
+with held as materialized ({_HELD}),
+dead as (update posts set dead = %(dead)s, attempts = attempts + 1 from held where id = %(id)s)
+select exists (select from held), p.* from {_NEXT}
 """.encode()  # noqa: S608
 _LATER = f"""
-{_HELD}, tried as (update posts set attempts = attempts + 1 from held where id = %(id)s),
-later as (update lanes set claimed = false, next_attempt = {_NOW} + %(delay)s from held where {_MINE})
-select {_IS_BUSY}
+with held as materialized ({_HELD}),
+tried as (update posts set attempts = attempts + 1 from held where id = %(id)s)
+update lanes set claimed = false, next_attempt = {_NOW} + %(delay)s from held where {_MINE}
 """.encode()  # noqa: S608
-_LOCK = f"{_HELD} select {_IS_BUSY}".encode()
 _RELEASE = f"""
 with rest as materialized (select from posts where {_LANE} and dead is null limit 1),
 ended as (delete from lanes where {_MINE} and not exists (select from rest))

@@ -20,7 +20,7 @@ from infra.settings import Settings
 from policies.engine.policy import Policy, discover
 from policies.engine.relay import Relay
 from policies.engine.webhooks import Webhooks
-from policies.engine.worker import agent_of
+from policies.engine.worker import policy_agent
 from projections.engine.live.agent import Agent
 from projections.engine.live.process import serve
 
@@ -43,8 +43,8 @@ class Policies:
         self.parts = Parts(f"policies {name}", self.stop)
         self._agents: dict[str, Agent] = {}
         self._ended = asyncio.Event()
-        self._relay = Relay(settings, name, self.partitions)
         self._webhooks = Webhooks(settings, name)
+        self._relay = Relay(settings, name, self.partitions, on_posts=self._webhooks.kick)
 
     async def run(self) -> None:
         self.parts.callbacks()
@@ -80,7 +80,7 @@ class Policies:
         """Run the policy's agent, and start it again after an error."""
         failures = starts = 0
         while not self._ended.is_set():
-            agent = self._agents[policy.name] = agent_of(self.settings, policy, self.name, self._webhooks.kick)
+            agent = self._agents[policy.name] = policy_agent(self.settings, policy, self.name)
             starts += 1
             if starts % COLLECTED == 0:
                 gc.collect()  # its predecessors are in cycles, with Kafka clients, their threads and sockets

@@ -15,7 +15,6 @@ import importlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import islice
 from types import ModuleType
 from typing import Annotated, Any, Literal, NamedTuple
@@ -33,7 +32,7 @@ from infra.errors import SamefoldError, in_words
 from infra.log.rule import Counted
 from infra.processes.time_limit import FAULTS, watched
 from infra.settings import Settings
-from policies.engine.policy import PUBLIC, BadPolicy, Public, subscribed, version_of
+from policies.engine.policy import PUBLIC, BadPolicy, Public, has_public, subscribed, version_of
 from projections.engine.fold.errors import EngineStop
 from projections.engine.fold.fold import decode
 from projections.engine.fold.plan import Plan
@@ -108,7 +107,7 @@ class Publication:
 
 def publication() -> Publication:
     """What `policies/public.py` declares. Raises NothingPublic, BadPolicy, BadContext."""
-    if find_spec(f"policies.{PUBLIC}") is None:
+    if not has_public():
         raise NothingPublic("There is no policies/public.py.", "Write one, as docs/public-events.md shows.")
     return publication_of(importlib.import_module(f"policies.{PUBLIC}"))
 
@@ -225,12 +224,13 @@ def _require_declared(name: str, data: Any) -> None:
 
 
 def _as_published(schema: Any) -> Any:
-    """A schema without the bounds of personal texts, which consumers see as ciphertext."""
+    """A schema without the bounds of personal texts, which consumers see as ciphertext. Later versions may have more fields."""
     match schema:
         case {"x-personal": True}:
             return {name: one for name, one in schema.items() if name in ("type", "title", "description", "x-personal")}
         case dict():
-            return {name: _as_published(one) for name, one in schema.items()}
+            found = schema.items()
+            return {name: _as_published(one) for name, one in found if (name, one) != ("additionalProperties", False)}
         case list():
             return [_as_published(one) for one in schema]
         case _:
@@ -245,9 +245,6 @@ def asyncapi(settings: Settings, declared: Publication) -> dict[str, Any]:
         data = _as_published(TypeAdapter(kind).json_schema(ref_template=f"#/components/schemas/{name}.{{model}}"))
         models = data.pop("$defs", {})
         schemas |= {f"{name}.{model}": one for model, one in models.items()}
-        for one in (data, *models.values()):
-            if one.get("additionalProperties") is False:  # later versions may have more fields
-                del one["additionalProperties"]
         envelope = msgspec.json.schema_components([CloudEvent])[1]["CloudEvent"]
         properties = envelope["properties"] | {"type": {"const": name}, "data": data}
         messages[name] = {

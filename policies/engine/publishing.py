@@ -28,6 +28,7 @@ from infra.observability import logs, metrics
 from infra.processes.faultpoints import reach
 from infra.processes.time_limit import in_main_thread
 from infra.settings import Settings
+from policies.engine.policy import LowerVersion
 from policies.engine.public_schema import CONTENT_TYPE, Outgoing, Publication, Writer
 from projections.engine.fold.errors import EngineStop
 from projections.engine.live.log_reader import LogReader
@@ -40,16 +41,12 @@ WITHIN_S = clients.TRANSACTION_MS / 1000
 """For each request of a transaction."""
 POLL_S = 0.1
 IDLE_POSITION_S = 5.0
-"""How long a position may not be committed while nothing is public."""
+"""How often the position is committed while nothing is public."""
 RETRY_S = 0.5
 _NO_CONNECTION = re.compile(r"Connect to \S+ failed")
-"""What librdkafka says where there was no connection yet, as for the first of a name's addresses: nothing was sent."""
+"""librdkafka's error where it had no connection yet, as for the first of a name's addresses: nothing was sent."""
 STEP = 1_000
-"""Public records to look through first for a lost position."""
-
-
-class LowerVersion(SamefoldError):
-    """A newer version of the publication has published already."""
+"""How many public records are searched first for a lost position."""
 
 
 class PositionUnknown(SamefoldError):
@@ -95,7 +92,7 @@ class Lane:
         self._status = logs.StatusLog(log, f"publisher, partition {partition}")
         self._stopping = threading.Event()
         self._disturbed = False
-        """Whether the producer lost a connection, at any time: librdkafka does not tell the same error twice in 30 s."""
+        """Whether the producer ever lost a connection: librdkafka does not report the same error twice within 30 s."""
         self._thread = threading.Thread(target=self._run, name=f"partition {partition}", daemon=True)
         self._thread.start()
 
@@ -158,11 +155,7 @@ class Lane:
         """
         self.reading = reading
         committed_at = time.monotonic()
-        while not self._stopping.is_set():
-            producer.poll(0)
-            if self._disturbed:
-                log.info("publisher, partition %d: a connection broke; a new producer goes on", self.partition)
-                return
+        while not self._must_end():
             records = reader.take(self._work.settings.agent_batch, POLL_S).get(self.partition, [])
             for outgoing, after, error in self._parts(reading, records):
                 producer.poll(0)
@@ -176,22 +169,22 @@ class Lane:
                 self._status.well("kafka", "publishes again")
                 if error is not None:
                     raise error
+        if self._disturbed:
+            log.info("publisher, partition %d: a connection broke; a new producer goes on", self.partition)
 
     def _parts(
         self, reading: Reading, records: Sequence[Record]
     ) -> Iterator[tuple[Sequence[Outgoing], Reading, SamefoldError | None]]:
-        """What these records publish, a transaction each, the position after it, and the error with which it ends."""
+        """What these records publish, a transaction each, the position after it, and the error that follows."""
         end, counted, _, unreadable = read_readable(reading, records)
         while True:
             outgoing, taken, stop = in_main_thread(partial(self._writer.outgoing, self.partition, counted))
-            if stop is not None:
-                before, *_ = read_readable(reading, [record for record in records if record.offset < stop.offset])
-                yield outgoing, before, stop
-                return
             if taken == len(counted):
                 yield outgoing, end, unreadable
                 return
-            yield outgoing, _after(counted[taken - 1]), None
+            if taken:
+                reading = _after(counted[taken - 1])
+            yield outgoing, reading, stop
             counted = counted[taken:]
 
     def _must_end(self) -> bool:
@@ -232,18 +225,14 @@ class Lane:
 
     def _start(self) -> Reading:
         """Where to go on. Raises PositionUnknown, LowerVersion, TopicChanged, KafkaException, KafkaUnavailable."""
-        name = self._work.events.name
-        [found] = self._work.consumer.committed([TopicPartition(name, self.partition)], WITHIN_S)
+        work = self._work
+        name = work.events.name
+        [found] = work.consumer.committed([TopicPartition(name, self.partition)], WITHIN_S)
         if found.error:
             raise KafkaException(found.error)
         position = self._recovered() if found.offset < 0 else _committed(f"{name}[{self.partition}]", found)
         if position is None:
             return START
-        self._require_fits(position)
-        return position.reading
-
-    def _require_fits(self, position: Position) -> None:
-        work = self._work
         for topic, known in ((work.events, position.events_id), (work.public, position.public_id)):
             if topic.id != known:
                 raise topics.TopicChanged(
@@ -257,6 +246,7 @@ class Lane:
                 f"{work.publication.version} (partition {self.partition}, offset {position.reading.next_offset}).",
                 f"Run the code with version {position.version}, or raise VERSION above it.",
             )
+        return position.reading
 
     def _recovered(self) -> Position | None:
         """The position without a committed one: that of the last public record, or None if there was never any."""

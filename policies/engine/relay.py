@@ -33,8 +33,8 @@ from infra.observability import logs
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
 from policies.engine.dead_letters import DeadReason
-from policies.engine.outbox import CHANNEL, refuse
-from policies.engine.sender import Row, Sender
+from policies.engine.outbox import CHANNEL, POSTS, refuse
+from policies.engine.sender import Sender, UnsentCommand
 from projections.engine.store.command_types import CommandType, live_types, own_types
 
 log = logging.getLogger(__name__)
@@ -46,11 +46,11 @@ PAUSE_S = 0.5
 MOST = 2_000
 """Commands that are read from the outbox at once."""
 MOST_KNOWN = 50_000
-"""Commands in memory from which on no others are read: while Kafka refuses them, they wait in the outbox."""
+"""With so many commands in memory, no more are read: while Kafka takes none, they wait in the outbox."""
 PAGE_S = 0.05
-"""Until the next ones are read, if there were more."""
+"""After a full page, until the next one is read."""
 ANSWER_S = 0.01
-"""How long acknowledgements are waited for, before it is looked whether a batch has notified."""
+"""How long a poll waits for acknowledgements before notifications are read."""
 
 _REFUSED = {
     KafkaError.MSG_SIZE_TOO_LARGE,
@@ -75,17 +75,19 @@ timers as (
      where o.policy = mine.policy and o.partition = mine.partition and {_UNSENT} and due is not null and due <= %(until)s
      order by due, stream, version, number limit %(most)s) o
    order by due, partition, stream, version, number limit %(most)s)
-select {", ".join(Row._fields)} from (select * from at_once union all select * from timers) unsent
+select {", ".join(UnsentCommand._fields)} from (select * from at_once union all select * from timers) unsent
  order by due nulls first, partition, stream, version, number
 """  # noqa: S608  # each limit ends the walk through an index that has this order, however many rows are behind it
 
 
-def read_unsent(connection: Connection, mine: Set[tuple[str, int]], until: datetime, most: int) -> Iterator[Row]:
+def read_unsent(
+    connection: Connection, mine: Set[tuple[str, int]], until: datetime, most: int
+) -> Iterator[UnsentCommand]:
     """The first unsent rows of these (policy, partition) that are due by then, in the order in which they are to be sent.
 
     At most so many that are sent at once, and as many timers: neither crowds the other out.
     """
-    return map(Row._make, connection.execute(_READ, _columns(mine) | {"until": until, "most": most}))
+    return map(UnsentCommand._make, connection.execute(_READ, _columns(mine) | {"until": until, "most": most}))
 
 
 def mark_sent(connection: Connection, ids: Sequence[str]) -> None:
@@ -111,8 +113,7 @@ def _columns(mine: Set[tuple[str, int]]) -> dict[str, Any]:
 class Relay:
     """Sends due commands of these policies' partitions until `stop`. `run` blocks, in a thread of its own.
 
-    `mine` returns the (policy, partition) that this process has now. `clock` is the time that timers go by, in place
-    of the database's: a host whose clock is fast gives nothing up too soon.
+    `mine` returns the (policy, partition) that this process has now. `on_posts` is called when posts were wished.
     """
 
     def __init__(
@@ -120,12 +121,12 @@ class Relay:
         settings: Settings,
         name: str,
         mine: Callable[[], Set[tuple[str, int]]],
-        clock: Callable[[], datetime] | None = None,
+        on_posts: Callable[[], None] = lambda: None,
     ) -> None:
         self.settings = settings
         self.name = name
         self._mine = mine
-        self._clock = clock
+        self._on_posts = on_posts
         self._stopping = threading.Event()
         self._status = logs.StatusLog(log, f"relay {name}")
         self._kafka = clients.Connection(f"relay {name}")
@@ -138,12 +139,12 @@ class Relay:
         self._claim_at = 0.0
         self._live = frozenset[CommandType]()
         """Types that handlers decide, as of when another one was last met."""
-        self._newer: dict[tuple[str, int], CommandType] = {}
+        self._undecided: dict[tuple[str, int], CommandType] = {}
         """(policy, partition) whose next command has a type that no handler decides yet: another release's process wished it."""
-        self._newer_until = 0.0
+        self._undecided_until = 0.0
         """Then what waits there is read again: handlers may decide it by now, or an operator has dropped it."""
         self._admin = topics.Admin(settings)
-        self._reports: deque[tuple[Row, KafkaError | None]] = deque()
+        self._reports: deque[tuple[UnsentCommand, KafkaError | None]] = deque()
         self._topic: topics.Topic | None = None
 
     def stop(self) -> None:
@@ -154,24 +155,25 @@ class Relay:
         """Raises TopicChanged, and the errors of Kafka and the database that do not pass."""
         while not self._stopping.is_set():
             try:
-                with named_errors(self.settings), self._connect() as connection:
+                who = f"samefold relay {self.name}"
+                with (
+                    named_errors(self.settings),
+                    connect(self.settings, who, short_transactions=True, by_key=True) as connection,
+                ):
                     self._serve(connection)
             except (KafkaUnavailable, DatabaseUnavailable) as error:
                 self._status.wrong("stores", error.message, "away")
                 self._stopping.wait(PAUSE_S)
-
-    def _connect(self) -> Connection:
-        return connect(self.settings, f"samefold relay {self.name}", short_transactions=True, by_key=True)
 
     def _serve(self, connection: Connection) -> None:
         connection.execute(f"listen {CHANNEL}")
         topic = self._topic = self._topic or self._known_topic(connection)
         self._live = live_types(connection)
         while (missing := own_types() - self._live) and not self._stopping.is_set():
-            self._tell_undecided(missing)
+            self._report_undecided(missing)
             self._stopping.wait(PAUSE_S)
             self._live = live_types(connection)
-        self._tell_undecided(())
+        self._report_undecided(())
         with suppress(KafkaException):  # the first command would wait for the producer to learn the topic: a second
             self._producer.now.list_topics(topic.name, timeout=PAUSE_S)
         read_at = rested_at = self._claim_at = 0.0
@@ -187,8 +189,11 @@ class Relay:
             is_answered = not len(self._producer.now)
             self._producer.poll(0 if is_answered else ANSWER_S)
             pause = max(read_at - time.monotonic(), 0) if is_answered and not self._reports else 0
-            if [*connection.notifies(timeout=pause, stop_after=1)]:
-                read_at = min(read_at, rested_at)
+            for notification in connection.notifies(timeout=pause, stop_after=1):
+                if notification.payload == POSTS:
+                    self._on_posts()
+                else:
+                    read_at = min(read_at, rested_at)
         connection.execute(_RELEASE, [self._holder])
 
     def _claimed(self, connection: Connection) -> Set[tuple[str, int]]:
@@ -210,37 +215,37 @@ class Relay:
     def _read(self, connection: Connection, mine: Set[tuple[str, int]]) -> float:
         """Send what is due. Returns the seconds until there may be more."""
         self._sender.assigned(mine)
-        if time.monotonic() >= self._newer_until:
-            self._newer, self._newer_until = {}, time.monotonic() + LOOK_S
-        if not (mine := mine - self._newer.keys()):
+        if time.monotonic() >= self._undecided_until:
+            self._undecided, self._undecided_until = {}, time.monotonic() + LOOK_S
+        if not (mine := mine - self._undecided.keys()):
             return LOOK_S / 4
         if self._sender.known >= MOST_KNOWN:
             return PAUSE_S
-        now: datetime = self._clock() if self._clock else connection.execute("select now()").fetchall()[0][0]
+        [(now,)] = connection.execute("select now()")  # a host whose clock is fast sends no timer too soon
         most = MOST + self._sender.known
         rows = list(read_unsent(connection, mine, now + timedelta(seconds=LOOK_S), most))
         send, due = self._sender.unsent([row for row in rows if self._is_decided(connection, row)], now)
         for row in send:
             self._send(row)
-        self._tell_undecided({*self._newer.values()})
+        self._report_undecided({*self._undecided.values()})
         timers = sum(row.due is not None for row in rows)
         if max(timers, len(rows) - timers) == most:
             return PAGE_S
         return (due - now).total_seconds() if due else LOOK_S
 
-    def _is_decided(self, connection: Connection, row: Row) -> bool:
+    def _is_decided(self, connection: Connection, row: UnsentCommand) -> bool:
         """Whether some release's handlers decide it. Until then it waits, and so does what comes behind it."""
-        if (pair := (row.policy, row.partition)) in self._newer:
+        if (pair := (row.policy, row.partition)) in self._undecided:
             return False
         kind = CommandType(row.target.partition("/")[0], row.type)
         if kind not in self._live:
             self._live = live_types(connection)
         if kind in self._live:
             return True
-        self._newer[pair] = kind
+        self._undecided[pair] = kind
         return False
 
-    def _tell_undecided(self, types: Collection[CommandType]) -> None:
+    def _report_undecided(self, types: Collection[CommandType]) -> None:
         if types:  # sent now, they would be rejected as malformed
             names = ", ".join(sorted(map(str, types)))
             self._status.wrong("handlers", f"no handler that decides these has run yet, start those first: {names}")
@@ -260,7 +265,7 @@ class Relay:
 
     # ── into Kafka ──
 
-    def _send(self, row: Row) -> None:
+    def _send(self, row: UnsentCommand) -> None:
         command = Command(
             id=row.id,
             stream=row.target,
@@ -287,7 +292,7 @@ class Relay:
                 self._producer.renew(producer, error.args[0])
             self._reported(row, error.args[0], None)
 
-    def _reported(self, row: Row, error: KafkaError | None, _message: Message | None) -> None:
+    def _reported(self, row: UnsentCommand, error: KafkaError | None, _message: Message | None) -> None:
         reach("wish acknowledged")
         self._reports.append((row, error))
 
@@ -298,8 +303,9 @@ class Relay:
             self._send(row)
         while self._reports:
             row, error = self._reports[0]
-            following: list[Row] = []
+            following: list[UnsentCommand] = []
             if error is None:
+                self._status.well("append", "commands are appended again")
                 following = self._sender.acknowledged(row, time.monotonic())
             elif error.code() in _REFUSED:
                 is_dead = refuse(connection, row.id, error.str())
@@ -313,8 +319,6 @@ class Relay:
                 self._status.wrong("append", f"commands can't be appended, trying again: {error.str()}", error.name())
                 self._sender.failed(row)
             self._reports.popleft()
-            if error is None or error.code() in _REFUSED:
-                self._status.well("append", "commands are appended again")
             for one in following:
                 self._send(one)
 
@@ -327,9 +331,8 @@ class Relay:
         ).fetchone()
         if opened is not None:
             partition, epoch = opened
-            for records in read_range(self.settings, self.settings.events_topic, partition, epoch, epoch + 1):
-                for record in records:
-                    opening = decode_event(record)
-                    if isinstance(opening, Opening):
-                        topics.require_same(replace(found, id=opening.commands_topic_id), found)
+            [[record]] = read_range(self.settings, self.settings.events_topic, partition, epoch, epoch + 1)
+            opening = decode_event(record)
+            if isinstance(opening, Opening):
+                topics.require_same(replace(found, id=opening.commands_topic_id), found)
         return found

@@ -15,7 +15,7 @@ MARK_S = 1.0
 """How long after an acknowledgement a row is marked. Most have got their outcome by then, and are gone."""
 
 
-class Row(NamedTuple):
+class UnsentCommand(NamedTuple):
     """A command in the outbox that has not been sent; its columns."""
 
     id: str
@@ -42,9 +42,9 @@ class Sender:
     def __init__(self) -> None:
         self._known: set[str] = set()
         """Ids of rows that wait here, are in flight, or are not marked yet."""
-        self._queues: dict[tuple[str, str], deque[Row]] = {}
+        self._queues: dict[tuple[str, str], deque[UnsentCommand]] = {}
         """By order, the rows to send. The first one is in flight, or failed."""
-        self._failed: list[Row] = []
+        self._failed: list[UnsentCommand] = []
         self._sent: dict[str, float] = {}
         """Acknowledged ids that are not marked, with the time of their acknowledgement."""
 
@@ -54,13 +54,13 @@ class Sender:
         return len(self._known)
 
     def assigned(self, mine: Set[tuple[str, int]]) -> None:
-        """Forget what waits where another process has the (policy, partition) now. What is in flight gets its answer."""
+        """Forget waiting commands whose (policy, partition) another process has now. Those in flight still get their answer."""
         for order, queue in list(self._queues.items()):
             kept = deque(row for n, row in enumerate(queue) if n == 0 or (row.policy, row.partition) in mine)
             self._known -= {row.id for row in queue} - {row.id for row in kept}
             self._queues[order] = kept
 
-    def unsent(self, rows: Iterable[Row], now: datetime) -> tuple[list[Row], datetime | None]:
+    def unsent(self, rows: Iterable[UnsentCommand], now: datetime) -> tuple[list[UnsentCommand], datetime | None]:
         """Unsent rows were read, in the outbox's order. Returns those to send now, and when the first of the others is due."""
         send, due = [], None
         for row in rows:
@@ -74,21 +74,21 @@ class Sender:
                     send.append(row)
         return send, due
 
-    def acknowledged(self, row: Row, now: float) -> list[Row]:
+    def acknowledged(self, row: UnsentCommand, now: float) -> list[UnsentCommand]:
         """A row in flight is in the topic. Returns the next one to send, if there is one."""
         self._sent[row.id] = now
         return self._after(row)
 
-    def refused(self, row: Row) -> list[Row]:
+    def refused(self, row: UnsentCommand) -> list[UnsentCommand]:
         """Kafka refuses it each time, and it is a dead letter now. Returns the next one to send, if there is one."""
         self._known.discard(row.id)
         return self._after(row)
 
-    def failed(self, row: Row) -> None:
+    def failed(self, row: UnsentCommand) -> None:
         """It may be in the topic or not; `again` returns it."""
         self._failed.append(row)
 
-    def again(self) -> list[Row]:
+    def again(self) -> list[UnsentCommand]:
         """The failed rows, to be sent again."""
         failed, self._failed = self._failed, []
         return failed
@@ -102,7 +102,7 @@ class Sender:
             del self._sent[ident]
         self._known.difference_update(ids)
 
-    def _after(self, row: Row) -> list[Row]:
+    def _after(self, row: UnsentCommand) -> list[UnsentCommand]:
         queue = self._queues[row.order]
         queue.popleft()
         if queue:

@@ -23,36 +23,38 @@ from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import NamedTuple, TypeVar
 
 import httpx
+import psycopg
+from psycopg.errors import LockNotAvailable
 from standardwebhooks.webhooks import Webhook
 
 from domain.engine.contexts import has_personal_fields
 from domain.engine.personal.keys import Keys
 from domain.engine.personal.tokens import key_ids, opened
-from infra.database.connect import Connection, DatabaseUnavailable, connect, named_errors
+from infra.database.connect import Connection, DatabaseUnavailable, connect, named_error
 from infra.errors import SamefoldError, in_words
 from infra.log.clients import KafkaUnavailable
 from infra.observability import logs, metrics
 from infra.settings import Endpoint, Settings
 from policies.engine import posts
 from policies.engine.dead_letters import DeadReason
-from policies.engine.posts import Busy, Lane, Post
+from policies.engine.posts import Lane, PendingPost
 
 log = logging.getLogger(__name__)
 for _name in ("httpx", "httpcore"):
     logging.getLogger(_name).setLevel(logging.WARNING)  # below it they log whole URLs, secrets and all
 
-DELAYS_S = (5, 300, 1_800, 7_200, 18_000, 36_000, 50_400, 72_000, 86_400)
+DELAYS_S: Sequence[float] = (5, 300, 1_800, 7_200, 18_000, 36_000, 50_400, 72_000, 86_400)
 """After the first failed attempt, after the second, …; what then fails once more is a dead letter."""
 JITTER = 0.1
 """The largest part of a delay that is added to it at random: posts that failed together are not repeated together."""
 MAX_RETRY_AFTER_S = 86_400.0
 POLL_S = 1.0
 TURN_S, TURN = 5.0, 100
-"""For so long, and for so many posts, a lane is served; then others have their turn."""
+"""A lane is served for at most so many seconds and posts; then other lanes have their turn."""
 AGAIN_S = 0.25
 """Until a lost connection to PostgreSQL is replaced, and a row that is locked is asked for again."""
 END_S = 8.0
-"""So long a process that stops lets posts in flight end. The supervisor waits 15 s, and some are for giving the lanes back."""
+"""How long a process that stops waits for posts in flight. The supervisor waits 15 s: the rest is for giving the lanes back."""
 LONGEST_BODY, BODY_S = 4_096, 1.0
 """An answer's body is read up to here, so that its connection can be used again."""
 
@@ -84,7 +86,7 @@ class Answer(NamedTuple):
 
 
 class Webhooks:
-    """Posts what is due. `clock` is the time that this goes by, the database's if there is none.
+    """Posts what is due. `clock` takes the place of the database's time, if it is not None.
 
     Its constructor raises MasterKeyUnusable, where bodies may have personal values.
     """
@@ -95,11 +97,9 @@ class Webhooks:
         name: str,
         *,
         clock: Callable[[], datetime | None] = lambda: None,
-        delays_s: Sequence[float] = DELAYS_S,
     ) -> None:
         self._settings = settings
         self.clock = clock
-        self.delays_s = delays_s
         self.status = logs.StatusLog(log, name)
         self._posts = _Session(settings, f"samefold {name} webhooks", self.status, "the database is available again")
         self._keys = Keys(settings) if settings.webhooks and has_personal_fields() else None
@@ -120,7 +120,7 @@ class Webhooks:
             endpoints = self._settings.webhooks.items()
             queues = [_Queue(self, name, endpoint, client) for name, endpoint in endpoints]
             self._wakes = [queue.wake for queue in queues]
-            work = [self._tell_unknown(), *(queue.run() for queue in queues)]
+            work = [self._report_unknown(), *(queue.run() for queue in queues)]
             if self._keys is not None:
                 work.append(self._opening.asked(self._keys.start))
             tasks = [asyncio.create_task(part) for part in work]
@@ -128,7 +128,9 @@ class Webhooks:
                 await asyncio.gather(*tasks)
             finally:
                 self._loop, self.is_ending = None, True
-                await _cancel(tasks)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
                 await asyncio.gather(*(queue.end() for queue in queues))
                 self._posts.end()
                 self._opening.end()
@@ -153,8 +155,8 @@ class Webhooks:
             return body
         return opened(body.encode(), await self._opening.asked(partial(_keys_for, self._keys, ids))).decode()
 
-    async def _tell_unknown(self) -> None:
-        """Tell which endpoints posts wait for that the settings don't name. Another process may have them."""
+    async def _report_unknown(self) -> None:
+        """Report which endpoints posts wait for that the settings don't name. Another process may have them."""
         told: set[str] = set()
         while True:
             unknown = await self.asked(posts.endpoints) - self._settings.webhooks.keys()
@@ -193,7 +195,7 @@ class _Session:
         while True:
             try:
                 answer = await asyncio.get_running_loop().run_in_executor(self._thread, self._asked, ask)
-            except Busy:
+            except LockNotAvailable:
                 await asyncio.sleep(AGAIN_S)
             except (DatabaseUnavailable, KafkaUnavailable) as error:  # the keys of personal values are in Kafka
                 self._status.wrong(self._name, str(error))
@@ -210,10 +212,12 @@ class _Session:
         if self._connection is None:
             self._connection = connect(self._settings, self._name, by_key=True)
         try:
-            with named_errors(self._settings):
-                return ask(self._connection)
-        except Busy:
+            return ask(self._connection)
+        except LockNotAvailable:
             raise
+        except psycopg.Error as error:
+            self._disconnect()
+            raise named_error(error, self._settings) from error
         except BaseException:
             self._disconnect()
             raise
@@ -235,7 +239,7 @@ class _Queue:
         self._client = client
         self._lookups = ThreadPoolExecutor(endpoint.in_flight, f"names for {name}")
         self._in_doubt = True
-        """Whether its name may be one that nobody resolves: the last attempt had no answer."""
+        """The last attempt had no answer: the endpoint's name may not resolve."""
         self._signer = Webhook(endpoint.secret.get_secret_value())
         self._sending: dict[Lane, asyncio.Task[None]] = {}
         self._quiet_until = webhooks.now()
@@ -281,7 +285,7 @@ class _Queue:
                 for lane in [lane for lane, task in self._sending.items() if task.cancelled()]:
                     await self._webhooks.asked(partial(posts.release, lane=lane, now=self._webhooks.clock()))
 
-    async def _deliver(self, lane: Lane, post: Post | None, until: float) -> None:
+    async def _deliver(self, lane: Lane, post: PendingPost | None, until: float) -> None:
         """Post what is in the lane, in order, up to the first one that is to be tried later."""
         turn = TURN
         while post and turn:
@@ -313,18 +317,17 @@ class _Queue:
                 post = following
         await self._webhooks.asked(partial(posts.release, lane=lane, now=self._webhooks.clock()))
 
-    def _failed(self, post: Post, answer: Answer) -> float | None:
+    def _failed(self, post: PendingPost, answer: Answer) -> float | None:
         """Tell of it. Returns the seconds until the next attempt, None if there is none."""
         told = f"endpoint '{self._name}' did not take post {post.id}: {answer.why}"
         self._webhooks.status.wrong(f"endpoint {self._name}", told, answer.result)
         if answer.retry_after_s:
             self._quiet_until = self._webhooks.now() + timedelta(seconds=answer.retry_after_s)
-        delays_s = self._webhooks.delays_s
-        if answer.result is Result.GONE or post.attempts >= len(delays_s):
+        if answer.result is Result.GONE or post.attempts >= len(DELAYS_S):
             return None
-        return max(delays_s[post.attempts] * random.uniform(1, 1 + JITTER), answer.retry_after_s)
+        return max(DELAYS_S[post.attempts] * random.uniform(1, 1 + JITTER), answer.retry_after_s)
 
-    async def _attempt(self, post: Post) -> Answer:
+    async def _attempt(self, post: PendingPost) -> Answer:
         now = self._webhooks.now()
         headers = {
             "content-type": "application/json",
@@ -350,7 +353,7 @@ class _Queue:
         return answer
 
     async def _look_up(self, host: bytes) -> None:
-        """Resolve a name in a thread of this endpoint's own: one that nobody resolves would take up those that all have.
+        """Resolve a name in a thread of this endpoint's own: a name without an answer would occupy the threads that all share.
 
         `host` is in ASCII, as the request will ask for it: Python encodes other letters by an older rule, to another name.
         """
@@ -379,7 +382,7 @@ def _answer(response: httpx.Response, now: datetime) -> Answer:
         return Answer(Result.DELIVERED, why)
     if status == httpx.codes.GONE:
         return Answer(Result.GONE, why)
-    if response.is_redirect or 300 <= status < 400:
+    if response.is_redirect:
         return Answer(Result.REDIRECTED, f"{why}, a redirect, which is not followed")
     retry_after_s = _retry_after_s(response.headers.get("retry-after", ""), now)
     return Answer(Result.REFUSED if response.is_client_error else Result.FAILED, why, retry_after_s)
@@ -403,9 +406,3 @@ async def _read_little(response: httpx.Response) -> None:
                 size += len(part)
                 if size > LONGEST_BODY:
                     return
-
-
-async def _cancel(tasks: Collection[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -6,7 +6,7 @@ version reacts to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -37,11 +37,9 @@ from projections.engine.store.positions import Live, Positions, read_positions
 from projections.engine.views.view import POLICY
 
 LOOK_AGAIN_S = 0.5
-"""How often a policy that is not live looks whether it is."""
-
-
+"""How often a policy that is not live checks whether it is."""
 HELD = -1
-"""The version that a policy has in a database that is new to it: no code's."""
+"""In place of the live version, where the database is new to the policy: no code has it."""
 
 
 class OtherVersion(OtherCode):
@@ -63,8 +61,8 @@ class OtherVersion(OtherCode):
 class PolicyWorker(Worker):
     """Folds one policy's events into wishes."""
 
-    def __init__(self, settings: Settings, policy: Policy, name: str, posted: Callable[[], None] | None = None) -> None:
-        super().__init__(settings, policy.agent, {policy.agent: view_of(policy, posted)}, name, defers=True)
+    def __init__(self, settings: Settings, policy: Policy, name: str) -> None:
+        super().__init__(settings, policy.agent, {policy.agent: view_of(policy)}, name, defers=True)
         self.policy = policy
         self.topics = [settings.policies_topic]
         self._admin = Admin(settings)
@@ -113,8 +111,8 @@ class PolicyWorker(Worker):
         return version_at(self._activations, partition, offset)
 
 
-def agent_of(settings: Settings, policy: Policy, name: str, posted: Callable[[], None] | None = None) -> Agent:
-    """The agent that folds a policy. `posted` is called when a batch has left posts."""
+def policy_agent(settings: Settings, policy: Policy, name: str) -> Agent:
+    """The agent that folds a policy."""
     reader = Reader(
         {policy.agent: policy.version},
         batch=settings.agent_batch,
@@ -123,7 +121,7 @@ def agent_of(settings: Settings, policy: Policy, name: str, posted: Callable[[],
         look_again=LOOK_AGAIN_S,
         waits=EngineStop,  # its partitions stay this process's, and what it wished before is sent
     )
-    return Agent(settings, PolicyWorker(settings, policy, name, posted), reader, name)
+    return Agent(settings, PolicyWorker(settings, policy, name), reader, name)
 
 
 def difference(live: Mapping[str, int], code: Mapping[str, int]) -> str | None:

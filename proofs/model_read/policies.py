@@ -20,7 +20,7 @@ from infra.log.topics import Topic
 from infra.settings import Settings
 from policies.engine.activations import EVER, NotHeld, activations_of, resume, start_new, switch
 from policies.engine.relay import mark_sent, read_unsent
-from policies.engine.sender import Row, Sender
+from policies.engine.sender import Sender, UnsentCommand
 from policies.engine.worker import LOOK_AGAIN_S, PolicyWorker, difference
 from projections.engine.fold.errors import EngineStop
 from projections.engine.live.reader import Reader
@@ -198,7 +198,7 @@ class _Relay:
         self.world = world
         self.mine = {(MOVING, partition) for partition in range(PARTITIONS)}
         self.sender = Sender()
-        self.reports: list[tuple[Row, bool]] = []
+        self.reports: list[tuple[UnsentCommand, bool]] = []
         self.sends = 0
         self.known: set[str] = set()
 
@@ -256,7 +256,7 @@ class _Relay:
             self._send(row)
         return bool(ids) or self.sends > sends or bool(self.known)
 
-    def _send(self, row: Row) -> None:
+    def _send(self, row: UnsentCommand) -> None:
         """It arrives at some time, or never if the process ends before."""
         self.sends += 1
         name = f"{self.name}.{self.sends}"
@@ -265,7 +265,7 @@ class _Relay:
         if self.world.keeps_flying:
             actor.process = ""
 
-    def _arrive(self, name: str, row: Row) -> None:
+    def _arrive(self, name: str, row: UnsentCommand) -> None:
         play = self.world.play
         try:
             play.pause()

@@ -24,14 +24,21 @@ Ids = Annotated[
 OfPolicy = Annotated[str | None, typer.Option("--policy", help="Of this policy only.")]
 OfEndpoint = Annotated[str | None, typer.Option("--endpoint", help="Posts to this endpoint only.")]
 OfReason = Annotated[str | None, typer.Option("--reason", help="Dead letters of this reason only, e.g. gave-up.")]
-TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"]
+
+
+def _in_utc(at: datetime | None) -> datetime | None:
+    return at if at is None or at.tzinfo else at.replace(tzinfo=UTC)
+
+
+TIME: dict[str, Any] = {
+    "formats": ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"],
+    "callback": _in_utc,
+}
 Since = Annotated[
-    datetime | None,
-    typer.Option("--since", help="Wished since then only; in UTC if no zone is given.", formats=TIMES),
+    datetime | None, typer.Option("--since", help="Wished since then only; in UTC if no zone is given.", **TIME)
 ]
 Until = Annotated[
-    datetime | None,
-    typer.Option("--until", help="Wished before that only; in UTC if no zone is given.", formats=TIMES),
+    datetime | None, typer.Option("--until", help="Wished before that only; in UTC if no zone is given.", **TIME)
 ]
 SHOWN = 20
 """So many wishes are named before they are dropped."""
@@ -58,15 +65,13 @@ def list_(
     """What is in the outbox, without bodies."""
     from infra.settings import Settings
     from policies.engine.operate import COUNTED, Which, require_known, wishes
-    from policies.engine.policy import discover
     from tools import terminal
 
     settings = Settings()
-    since, until = _in_utc(since), _in_utc(until)
     which = Which(policy=policy, endpoint=endpoint, reason=reason, since=since, until=until, alive=not dead)
     total, found = wishes(settings, which, limit=limit)
     if policy is not None and not found:
-        require_known(settings, policy, discover())
+        require_known(settings, policy)
 
     def text(_: Any) -> Iterator[RenderableType]:
         if not found:
@@ -108,16 +113,15 @@ def retry(
 ) -> None:
     """Send dead letters again: those that are named, or all that the options fit."""
     from infra.settings import Settings
-    from policies.engine.operate import require_known
-    from policies.engine.operate import retry as run
-    from policies.engine.policy import discover
+    from policies.engine import operate
     from tools import terminal
 
-    settings, which = Settings(), _which(idents, policy, endpoint, reason, since, until)
+    settings = Settings()
+    which = _which(idents, policy=policy, endpoint=endpoint, reason=reason, since=since, until=until)
     with terminal.progress("retry", None, quiet=as_json or bool(idents)) as advance:
-        retried, left = run(settings, which, advance)
+        retried, left = operate.retry(settings, which, advance)
     if policy is not None and not retried + left:
-        require_known(settings, policy, discover())
+        operate.require_known(settings, policy)
 
     def text(_: Any) -> Iterator[str]:
         yield f"{retried:,} to be sent again."
@@ -140,27 +144,23 @@ def drop(
 ) -> None:
     """Remove wishes for good: those that are named, or all dead letters that the options fit."""
     from infra.settings import Settings
-    from policies.engine.operate import COUNTED, named, require_known, wishes
-    from policies.engine.operate import drop as run
-    from policies.engine.policy import discover
+    from policies.engine import operate
     from tools import terminal
 
-    settings, which = Settings(), _which(idents, policy, endpoint, reason, since, until, alive=alive)
-    if which.ids is not None:
-        found = named(settings, which.ids)
-        total = len(found)
-    else:
-        total, found = wishes(settings, which, limit=SHOWN)
+    settings = Settings()
+    which = _which(idents, alive=alive, policy=policy, endpoint=endpoint, reason=reason, since=since, until=until)
+    total, found = operate.wishes(settings, which, limit=SHOWN if which.ids is None else None)
+    total = max(total, len(found))
     if policy is not None and not total:
-        require_known(settings, policy, discover())
+        operate.require_known(settings, policy)
     if total and not yes:
         if idents == ["-"]:
             raise typer.BadParameter("the ids come from standard input, which can't be asked then: add --yes")
-        many = f"{total:,} wishes{' or more' if which.ids is None and total >= COUNTED else ''}"
+        many = f"{total:,} wishes{' or more' if which.ids is None and total >= operate.COUNTED else ''}"
         what = many if total > SHOWN else ", ".join(one.id for one in found)
         typer.confirm(f"Drop {what}?{_lost(found, all_of_it=total > len(found))}", abort=True, err=True)
     with terminal.progress("drop", None, quiet=as_json or bool(idents)) as advance:
-        dropped = run(settings, which, advance)
+        dropped = operate.drop(settings, which, advance)
     terminal.show({"dropped": dropped}, lambda _: [f"Dropped {dropped:,}."], as_json=as_json)
 
 
@@ -182,39 +182,16 @@ def _lost(found: list[WishNow], *, all_of_it: bool) -> str:
     return lost
 
 
-def _which(
-    idents: list[str] | None,
-    policy: str | None,
-    endpoint: str | None,
-    reason: str | None,
-    since: datetime | None,
-    until: datetime | None,
-    *,
-    alive: bool = False,
-) -> Which:
+def _which(idents: list[str] | None, *, alive: bool = False, **options: Any) -> Which:
     """Raises BadParameter unless there are either ids or options."""
     from policies.engine.operate import Which
 
-    options = policy, endpoint, reason, since, until
-    if bool(idents) == (named_by_options := any(option is not None for option in options)):
+    if bool(idents) == any(option is not None for option in options.values()):
         raise typer.BadParameter(
             "name either wishes, or options that they fit: --policy, --endpoint, --reason, --since, --until"
         )
-    if idents == ["-"]:
-        idents = sys.stdin.read().split()
-    return Which(
-        ids=None if named_by_options else idents,
-        policy=policy,
-        endpoint=endpoint,
-        reason=reason,
-        since=_in_utc(since),
-        until=_in_utc(until),
-        alive=alive,
-    )
-
-
-def _in_utc(at: datetime | None) -> datetime | None:
-    return at if at is None or at.tzinfo else at.replace(tzinfo=UTC)
+    ids = sys.stdin.read().split() if idents == ["-"] else idents or None
+    return Which(ids=ids, alive=alive, **options)
 
 
 def _row(one: WishNow) -> tuple[Any, ...]:

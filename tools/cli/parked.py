@@ -34,50 +34,39 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """All parked streams of tables that are live."""
-    from tools import terminal
-
-    if dropped:
-        _list_dropped(as_json=as_json)
-        return
-
-    def text(found: list[ParkedStream]) -> Iterator[RenderableType]:
-        if not found:
-            yield "Nothing is parked."
-            return
-        rows = (
-            (
-                one.view,
-                one.stream,
-                one.since_version,
-                f"{one.partition}:{one.since_offset}",
-                f"{one.parked_at:%F %T}",
-                one.error,
-            )
-            for one in found
-        )
-        yield terminal.table(("view", "stream", "since version", "at", "parked", "why"), rows)
-
-    terminal.show(_parked(), text, as_json=as_json)
-
-
-def _list_dropped(*, as_json: bool) -> None:
     from infra.database.connect import connect, named_errors
     from infra.settings import Settings
-    from projections.engine.store.parking import dropped_events
+    from projections.engine.store.parking import dropped_events, parked_streams
     from tools import terminal
 
     settings = Settings()
     with named_errors(settings), connect(settings, "samefold parked") as connection:
-        found = dropped_events(connection)
+        if dropped:
+            terminal.show(dropped_events(connection), _dropped, as_json=as_json)
+        else:
+            terminal.show(parked_streams(connection, live_only=True), _parked, as_json=as_json)
 
-    def text(found: list[Dropped]) -> Iterator[RenderableType]:
-        if not found:
-            yield "Nothing was dropped."
-            return
-        rows = ((one.view, one.stream, one.version, f"{one.at:%F %T}", one.error) for one in found)
-        yield terminal.table(("view", "stream", "version", "dropped", "why"), rows)
 
-    terminal.show(found, text, as_json=as_json)
+def _parked(found: list[ParkedStream]) -> Iterator[RenderableType]:
+    from tools.terminal import table
+
+    if not found:
+        yield "Nothing is parked."
+        return
+    columns = ("view", "stream", "since version", "at", "parked", "why")
+    at = "{0.partition}:{0.since_offset}".format
+    parked = ((one.view, one.stream, one.since_version, at(one), f"{one.parked_at:%F %T}", one.error) for one in found)
+    yield table(columns, parked)
+
+
+def _dropped(found: list[Dropped]) -> Iterator[RenderableType]:
+    from tools.terminal import table
+
+    if not found:
+        yield "Nothing was dropped."
+        return
+    rows = ((one.view, one.stream, one.version, f"{one.at:%F %T}", one.error) for one in found)
+    yield table(("view", "stream", "version", "dropped", "why"), rows)
 
 
 def show(view: ViewName, stream: StreamName, as_json: Json = False) -> None:
@@ -86,13 +75,15 @@ def show(view: ViewName, stream: StreamName, as_json: Json = False) -> None:
     from infra.database.connect import connect, named_errors
     from infra.settings import Settings
     from projections.engine.operate.replaying import NotParked, parked_events
+    from projections.engine.store.parking import parked_streams
     from projections.engine.store.positions import read_positions
     from tools import terminal
 
     settings = Settings()
-    one = next((one for one in _parked() if (one.view, one.stream) == (view, stream)), None)
     with named_errors(settings), connect(settings, "samefold parked") as connection:
+        parked = {(one.view, one.stream): one for one in parked_streams(connection, live_only=True)}
         positions = read_positions(connection, _view(view).agent, settings.events_topic)
+    one = parked.get((view, stream))
     if one is None or positions is None:
         raise NotParked(f"Stream {stream} is not parked in view '{view}'.", "`samefold parked list` shows what is.")
     found = parked_events(settings, one, positions.readings[one.partition])
@@ -112,7 +103,7 @@ def replay(view: ViewName, stream: StreamName, as_json: Json = False) -> None:
     from infra.settings import Settings
     from projections.engine.operate.replaying import replay as run
 
-    _tell(run(Settings(), _view(view), stream), as_json=as_json)
+    _show(run(Settings(), _view(view), stream), as_json=as_json)
 
 
 def drop(view: ViewName, stream: StreamName, yes: Yes = False, as_json: Json = False) -> None:
@@ -123,10 +114,10 @@ def drop(view: ViewName, stream: StreamName, yes: Yes = False, as_json: Json = F
     known = _view(view)
     if not yes:
         typer.confirm(f"Leave the poisonous event of {stream} out of '{view}' for good?", abort=True, err=True)
-    _tell(run(Settings(), known, stream), as_json=as_json)
+    _show(run(Settings(), known, stream), as_json=as_json)
 
 
-def _tell(done: Replayed, *, as_json: bool) -> None:
+def _show(done: Replayed, *, as_json: bool) -> None:
     from tools import terminal
 
     def text(result: dict[str, Any]) -> Iterator[RenderableType]:
@@ -147,25 +138,14 @@ def _tell(done: Replayed, *, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _parked() -> list[ParkedStream]:
-    from infra.database.connect import connect, named_errors
-    from infra.settings import Settings
-    from projections.engine.store.parking import parked_streams
-
-    settings = Settings()
-    with named_errors(settings), connect(settings, "samefold parked") as connection:
-        return parked_streams(connection, live_only=True)
-
-
 def _view(name: str) -> View:
-    from policies.engine.operate import policy_named
+    from policies.engine.operate import require_policy
     from policies.engine.outbox import view_of
-    from policies.engine.policy import discover
     from projections.engine.rebuild.rebuild import views_named
     from projections.engine.views.core_views import all_views
     from projections.engine.views.view import POLICY
 
     if name.startswith(POLICY):
-        return view_of(policy_named(name.removeprefix(POLICY), discover()), with_outcomes=False)
+        return view_of(require_policy(name.removeprefix(POLICY)), with_outcomes=False)
     [view] = views_named([name], all_views())
     return view

@@ -32,10 +32,9 @@ def show(context: typer.Context, as_json: Json = False) -> None:
         return
     from infra.settings import Settings
     from policies.engine.operate import policies_now
-    from policies.engine.policy import discover
     from tools import terminal
 
-    found = {one.name: one for one in policies_now(Settings(), discover())}
+    found = {one.name: one for one in policies_now(Settings())}
     terminal.show(found, _text, as_json=as_json)
 
 
@@ -43,20 +42,20 @@ def switch(name: PolicyName, yes: Yes = False, as_json: Json = False) -> None:
     """Make this code's version live: it reacts to the events from now on. --yes: also if it is older than the live one."""
     from infra.settings import Settings
     from policies.engine import activations
-    from policies.engine.operate import policy_named
-    from policies.engine.policy import discover
+    from policies.engine.operate import require_policy
+    from policies.engine.policy import LowerVersion
     from tools import terminal
 
-    settings, policy = Settings(), policy_named(name, discover())
+    settings, policy = Settings(), require_policy(name)
     try:
         with terminal.Stages(quiet=as_json) as stages:
             made = activations.switch(settings, policy, lower=yes, progress=stages)
-    except activations.LowerVersion as error:
+    except LowerVersion as error:
         if as_json:
             raise
         typer.confirm(f"{error.message} Should it react from now on?", abort=True, err=True)
         made = activations.switch(settings, policy, lower=True)
-    _tell(made, as_json=as_json)
+    _show(made, as_json=as_json)
 
 
 def remove(name: PolicyName, as_json: Json = False) -> None:
@@ -64,7 +63,7 @@ def remove(name: PolicyName, as_json: Json = False) -> None:
     from infra.settings import Settings
     from policies.engine import activations
 
-    _tell(activations.remove(Settings(), name), as_json=as_json)
+    _show(activations.remove(Settings(), name), as_json=as_json)
 
 
 def resume(
@@ -100,7 +99,7 @@ def resume(
     terminal.show(result, lambda _: [line], as_json=as_json)
 
 
-def _tell(made: Activation, *, as_json: bool) -> None:
+def _show(made: Activation, *, as_json: bool) -> None:
     from tools import terminal
 
     at = {partition: reading.next_offset for partition, reading in sorted(made.positions.items())}

@@ -25,15 +25,13 @@ def processes(
 ) -> None:
     """What policies wait for, by the stream whose events they react to."""
     from infra.settings import Settings
-    from policies.engine.operate import require_known
-    from policies.engine.policy import discover
-    from policies.engine.processes import processes as waiting
+    from policies.engine import operate
     from tools import terminal
 
     settings = Settings()
-    found = waiting(settings, policy, stuck=stuck, limit=limit)
+    found = operate.processes(settings, policy, stuck=stuck, limit=limit)
     if policy is not None and not found:
-        require_known(settings, policy, discover())
+        operate.require_known(settings, policy)
 
     def text(_: Any) -> Iterator[RenderableType]:
         if not found:

@@ -22,8 +22,9 @@ from infra.log.records import Command
 from infra.log.rule import START, Reading
 from infra.settings import Settings
 from policies import transfers
+from policies.engine import webhooks
 from policies.engine.activations import switch
-from policies.engine.policy import Policy, Send, discover
+from policies.engine.policy import Policy, Post, Send, discover
 from policies.engine.process import Policies
 from projections.engine.store.positions import lock_positions, set_generation
 from projections.engine.views.core_views import all_views
@@ -31,6 +32,7 @@ from projections.engine.views.event_context import At
 from projections.engine.views.view import Kind
 from tests.engine.api.api import agent, in_a_loop
 from tests.engine.policies.publishers import publisher, reader
+from tests.engine.policies.test_webhooks import Receiver, receiver, with_endpoints  # noqa: F401  # a fixture
 from tests.engine.spine import command, commits, deposit, handler, open_account, scalar, send, set_up
 from tools.testing.waiting import DEADLINE_S, until
 
@@ -74,6 +76,25 @@ def test_a_wish_is_sent_once_in_effect_and_then_its_follow_up(world: Settings) -
         until(lambda: open_wishes(world) == 0, "no wish is left")
     ids = [commit.command_id for commit in commits(world)]
     assert len(ids) == len(set(ids)) == 302
+
+
+def test_a_post_goes_out_when_it_was_wished(
+    world: Settings,
+    receiver: Receiver,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A notification says so: without one, posts are looked for once an hour here."""
+    monkeypatch.setattr(webhooks, "POLL_S", 3_600.0)
+
+    def react(event: MoneyDeposited, _at: At) -> Iterable[Post]:
+        yield Post("crm", {"cents": event.cents})
+
+    settings = with_endpoints(world, crm=receiver.url("crm/ok"))
+    set_up(settings)
+    with handler(settings), running(settings, Policy("letters", 1, react, frozenset({MoneyDeposited}))):
+        until(lambda: scalar(settings, "select count(*) from relay_leases") > 0, "the relay is notified")
+        send(settings, open_account("1"), deposit("1", "d1", 7))
+        until(lambda: [request["body"] for request in receiver.got()] == [{"cents": 7}], "it goes out")
 
 
 COMES = {"money-deposited.v1": 1, "interest-credited.v1": 1, "money-returned.v1": 1}

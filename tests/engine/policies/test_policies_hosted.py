@@ -40,12 +40,12 @@ class Failing:
         pass
 
 
-def host(monkeypatch: pytest.MonkeyPatch, agent_of: Callable[[Policies], Any]) -> None:
+def host(monkeypatch: pytest.MonkeyPatch, policy_agent: Callable[[Policies], Any]) -> None:
     """Run a policy's process with these agents, which are started again without a pause, until it is stopped or ends."""
 
     async def run() -> None:
         hosting = Policies(NOWHERE, [POLICY], "test")
-        monkeypatch.setattr(process, "agent_of", lambda *_: agent_of(hosting))
+        monkeypatch.setattr(process, "policy_agent", lambda *_: policy_agent(hosting))
         asyncio.get_running_loop().call_later(240, hosting.stop)
         await hosting.run()
 

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 
 import pytest
+from psycopg.errors import LockNotAvailable
 
 from infra.database.connect import Connection, connect
 from infra.settings import Settings
 from policies.engine import operate, posts
 from policies.engine.operate import Which, retry, wishes
-from policies.engine.posts import Busy, Lane, Post
+from policies.engine.posts import Lane, PendingPost
 from tests.engine.policies.test_webhooks import (
     START,
     Receiver,
@@ -35,7 +36,7 @@ def db(world: Settings) -> Iterator[Connection]:
         yield connection
 
 
-def claimed(db: Connection, now: datetime = START, lease_s: float = 60) -> tuple[Lane, Post]:
+def claimed(db: Connection, now: datetime = START, lease_s: float = 60) -> tuple[Lane, PendingPost]:
     """The only lane that is due."""
     [(lane, post)] = posts.claim(db, "crm", 4, lease_s, now)
     assert post
@@ -50,7 +51,7 @@ def test_a_lane_is_claimed_once_until_its_lease_ends(world: Settings, db: Connec
     assert (again[:3], same) == (lane[:3], post)
 
 
-RECORDS: dict[str, Callable[[Connection, Lane, Post], Post | None]] = {
+RECORDS: dict[str, Callable[[Connection, Lane, PendingPost], PendingPost | None]] = {
     "delivered": posts.delivered,
     "dead": lambda db, lane, post: posts.bury(db, lane, post, "gone: it answered 410")[1],
     "failed": lambda db, lane, post: posts.try_later(db, lane, post, 3600, LATER),
@@ -60,7 +61,7 @@ RECORDS: dict[str, Callable[[Connection, Lane, Post], Post | None]] = {
 
 @pytest.mark.parametrize("record", RECORDS.values(), ids=RECORDS)
 def test_a_process_that_wakes_after_its_lease_does_not_disturb_the_next_one(
-    world: Settings, db: Connection, record: Callable[[Connection, Lane, Post], Post | None]
+    world: Settings, db: Connection, record: Callable[[Connection, Lane, PendingPost], PendingPost | None]
 ) -> None:
     put(world, "crm", "boxes/1", [1, 2])
     lane, post = claimed(db)
@@ -79,7 +80,7 @@ def test_a_lane_does_not_end_while_a_batch_writes_into_it(world: Settings, db: C
     assert posts.delivered(db, lane, post) is None
     with connect(world, "batch") as batch, batch.transaction():
         written(batch, "crm", "boxes/1", [2])
-        with pytest.raises(Busy):
+        with pytest.raises(LockNotAvailable):
             posts.release(db, lane, START)
         assert posts.claim(db, "crm", 4, 60, LATER) == [], "nobody waits for the batch"
     posts.release(db, lane, START)
@@ -109,7 +110,7 @@ def test_a_record_does_not_wait_for_an_operator(world: Settings, db: Connection)
     with connect(world, "operator") as operator, operator.transaction():
         posts.drop(operator, [ident])
         for record in RECORDS.values():
-            with pytest.raises(Busy):
+            with pytest.raises(LockNotAvailable):
                 record(db, lane, post)
     second = posts.delivered(db, lane, post)
     assert second
@@ -133,10 +134,10 @@ BACKLOG = (
 def calls(world: Settings, db: Connection) -> dict[str, Callable[[], object]]:
     """All that is asked of the tables again and again, and the listing."""
 
-    def first() -> tuple[Lane, Post]:
+    def first() -> tuple[Lane, PendingPost]:
         return posts.claim(db, "crm", 1, 60, START)[0]  # type: ignore[return-value]
 
-    lane, post = Lane("crm", "letters", "boxes/0", START), Post("letters~00000002", "{}", 0, 2, 0)
+    lane, post = Lane("crm", "letters", "boxes/0", START), PendingPost("letters~00000002", "{}", 0, 2, 0)
     return {
         "endpoints with posts": lambda: posts.endpoints(db),
         "claim 4 lanes": lambda: posts.claim(db, "crm", 4, 60, START),

@@ -5,7 +5,7 @@ The relay on the real stores: what it appends to `commands`, when, in which orde
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, Self
@@ -26,21 +26,13 @@ from policies.engine import sender as sender_engine
 from policies.engine.operate import Which, drop
 from policies.engine.outbox import CHANNEL
 from policies.engine.relay import Relay, read_unsent
-from policies.engine.sender import Row
+from policies.engine.sender import UnsentCommand
 from tests.engine.spine import beside, handler, open_account, project, records_of, scalar, send, set_up
 from tools.migrations.migrate import upgrade
 from tools.testing.waiting import DEADLINE_S, until
 
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
+NOW = datetime.now(UTC)
 HOUR = timedelta(hours=1)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = NOW
-
-    def __call__(self) -> datetime:
-        return self.now
 
 
 class Killed(BaseException):
@@ -59,11 +51,9 @@ def all_of(world: Settings) -> set[tuple[str, int]]:
 
 
 @contextmanager
-def relay(
-    world: Settings, clock: Callable[[], datetime] | None = None, name: str = "r1"
-) -> Iterator[list[BaseException]]:
+def relay(world: Settings, name: str = "r1") -> Iterator[list[BaseException]]:
     """A relay that looks and marks often; what ended it."""
-    running = Relay(world, name, lambda: all_of(world), clock or Clock())
+    running = Relay(world, name, lambda: all_of(world))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(relay_engine, "LOOK_S", 0.1)
         patch.setattr(sender_engine, "MARK_S", 0.1)
@@ -108,7 +98,7 @@ def test_what_was_read_is_sent_before_it_is_read_again(
     """Reading takes a while where much waits, and each batch of each policy notifies."""
     reads = list[float]()
 
-    def slow(*arguments: Any) -> list[Row]:
+    def slow(*arguments: Any) -> list[UnsentCommand]:
         reads.append(0.2)
         time.sleep(reads[-1])
         return [*read_unsent(*arguments)]
@@ -130,7 +120,7 @@ def test_timers_go_by_the_databases_clock(world: Settings, db: Connection, monke
             return super().now(tz) + timedelta(hours=2)
 
     monkeypatch.setattr(relay_engine, "datetime", Fast)
-    wish(db, "in an hour", due=datetime.now(UTC) + HOUR - NOW)
+    wish(db, "in an hour", due=HOUR)
     one = Relay(world, "r1", lambda: all_of(world))
     with beside(one.run, one.stop, "r1"):
         for number, ident in enumerate(["at once", "and again"], 2):
@@ -141,13 +131,12 @@ def test_timers_go_by_the_databases_clock(world: Settings, db: Connection, monke
 
 
 def test_late_timers_fire_at_once_in_order_and_once(world: Settings, db: Connection) -> None:
-    clock = Clock()
     for ident, due in (("second", -2 * HOUR), ("first", -3 * HOUR), ("third", -HOUR), ("later", HOUR)):
         wish(db, ident, stream=f"accounts/{ident}", due=due)
-    with relay(world, clock):
+    with relay(world):
         until(lambda: unmarked(world) == 1, "all that are due are marked")
         assert sent(world) == ["first", "second", "third"]
-        clock.now = NOW + HOUR
+        db.execute("update outbox set due = now() where id = 'later'")
         until(lambda: unmarked(world) == 0, "the last one is marked")
     assert sent(world) == ["first", "second", "third", "later"]
 
@@ -228,7 +217,7 @@ def test_what_no_page_had_room_for_is_read_at_once(
         wish(db, f"{version:03}", version=version)
     wish(db, "timer", stream="accounts/t", due=-HOUR)
     mine = all_of(world)
-    one, asked = Relay(world, "r1", lambda: mine, Clock()), list[Row]()
+    one, asked = Relay(world, "r1", lambda: mine), list[UnsentCommand]()
     monkeypatch.setattr(one, "_send", asked.append)
     assert one._read(db, mine) == relay_engine.PAGE_S
     assert {row.id for row in asked} == {"001", "timer"}
@@ -316,7 +305,7 @@ def test_commands_that_kafka_does_not_take_wait_in_the_outbox_not_in_memory(
     for version in range(1, 101):
         wish(db, f"{version:03}", version=version, target=f"accounts/{version}")
     mine = all_of(world)
-    one, asked = Relay(world, "r1", lambda: mine, Clock()), list[Row]()
+    one, asked = Relay(world, "r1", lambda: mine), list[UnsentCommand]()
     monkeypatch.setattr(one, "_send", asked.append)
     for _ in range(20):
         one._read(db, mine)

@@ -11,23 +11,25 @@ from random import Random
 
 import pytest
 
-from policies.engine.sender import MARK_S, Row, Sender
+from policies.engine.sender import MARK_S, Sender, UnsentCommand
 from tools.testing.fixtures import SEED
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MINE = {("p", 0), ("p", 1)}
 
 
-def row(ident: str, stream: str = "a/1", target: str = "b/1", *, partition: int = 0, due: float | None = None) -> Row:
+def row(
+    ident: str, stream: str = "a/1", target: str = "b/1", *, partition: int = 0, due: float | None = None
+) -> UnsentCommand:
     at = None if due is None else NOW + timedelta(seconds=due)
-    return Row(ident, "p", partition, stream, target, "Go", "{}", at, 1, "", "")
+    return UnsentCommand(ident, "p", partition, stream, target, "Go", "{}", at, 1, "", "")
 
 
-def ids(rows: Iterable[Row]) -> list[str]:
+def ids(rows: Iterable[UnsentCommand]) -> list[str]:
     return [one.id for one in rows]
 
 
-def sent(sender: Sender, *rows: Row, after: float = 0) -> list[str]:
+def sent(sender: Sender, *rows: UnsentCommand, after: float = 0) -> list[str]:
     """What it sends when these are read."""
     return ids(sender.unsent(rows, NOW + timedelta(seconds=after))[0])
 
@@ -100,10 +102,10 @@ class Outbox:
         self.random = random
         self.rows = [row(f"{n}", f"a/{n % 3}", f"b/{n % 2}", partition=n % 2) for n in range(8)]
         self.unsent = {one.id for one in self.rows}
-        self.log: list[Row] = []
+        self.log: list[UnsentCommand] = []
         self.senders = [Sender(), Sender()]
         self.mine: list[set[tuple[str, int]]] = [MINE, set()]
-        self.in_flight: list[list[Row]] = [[], []]
+        self.in_flight: list[list[UnsentCommand]] = [[], []]
         self.clock = 0.0
 
     def step(self, faults: bool) -> None:

@@ -32,7 +32,7 @@ from infra.settings import Endpoint, Settings
 from policies.engine import webhooks as webhooks_engine
 from policies.engine.operate import Which, retry
 from policies.engine.outbox import Wish
-from policies.engine.posts import Post, writes
+from policies.engine.posts import PendingPost, writes
 from policies.engine.process import Policies
 from policies.engine.relay import Relay
 from policies.engine.webhooks import DELAYS_S, Webhooks
@@ -173,12 +173,13 @@ def posting(
     clock: Callable[[], datetime] | None = None,
 ) -> Iterator[Webhooks]:
     """Webhooks in a thread, for as long as the block runs: they look often. An error of theirs is the block's."""
-    webhooks = Webhooks(settings, "policies", delays_s=delays_s, **({"clock": clock} if clock else {}))
+    webhooks = Webhooks(settings, "policies", **({"clock": clock} if clock else {}))
     loop = asyncio.new_event_loop()
     task = loop.create_task(webhooks.run())
     thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([task])))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(webhooks_engine, "POLL_S", 0.05)
+        patch.setattr(webhooks_engine, "DELAYS_S", delays_s)
         thread.start()
         try:
             yield webhooks
@@ -411,7 +412,7 @@ def test_the_name_that_is_looked_up_is_the_one_that_is_asked(host: str, monkeypa
     looked_up: list[Any] = []
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, _: looked_up.append(host))
     endpoint = Endpoint.model_validate({"url": f"https://{host}/hooks", "secret": SECRET})
-    post = Post("letters~1", "{}", 0, 1, 0)
+    post = PendingPost("letters~1", "{}", 0, 1, 0)
 
     async def ask() -> webhooks_engine.Answer:
         async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(204))) as client:

@@ -9,5 +9,5 @@ from policies.engine import webhooks as engine
 if __name__ == "__main__":
     engine.POLL_S = 0.05
     settings = Settings()
-    webhooks = engine.Webhooks(settings, sys.argv[1], delays_s=[float(sys.argv[2])] * 500)
-    asyncio.run(webhooks.run())
+    engine.DELAYS_S = [float(sys.argv[2])] * 500
+    asyncio.run(engine.Webhooks(settings, sys.argv[1]).run())
