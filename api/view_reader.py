@@ -25,9 +25,9 @@ from infra.database.deadline import Connection, Pool
 from infra.errors import SamefoldError
 from infra.settings import Settings
 from projections.engine.live.lag import VIEWS
-from projections.engine.store.positions import STOPPED
 from projections.engine.views import queries
 from projections.engine.views.queries import Found, Query
+from projections.engine.views.sql_views import STOPPED
 from projections.engine.views.token import Token
 from projections.engine.views.view import View
 

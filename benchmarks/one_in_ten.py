@@ -17,7 +17,7 @@ from policies.engine.activations import switch
 from policies.engine.policy import Policy
 from policies.engine.process import Policies
 from projections.balances import VERSION
-from projections.engine.live.agent import serve
+from projections.engine.live.process import serve
 
 log = logging.getLogger(__name__)
 

@@ -47,8 +47,7 @@ def main() -> None:
 
 def _drop_older(settings: Settings, views: Mapping[str, View]) -> None:
     """The last one stays, to go back to."""
-    from projections.engine.rebuild.builds import BuildState
-    from projections.engine.rebuild.dropping import NotDroppable, drop_tables, droppable
+    from projections.engine.rebuild.builds import BuildState, NotDroppable, drop_tables, droppable
 
     try:
         there = droppable(settings, VIEW, str(views[VIEW].version))

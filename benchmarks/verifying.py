@@ -7,7 +7,7 @@ from benchmarks.child import tell
 
 def main() -> None:
     from infra.settings import Settings
-    from projections.engine.verify.verify import verify
+    from projections.engine.operate.verify import verify
     from projections.engine.views.core_views import all_views
 
     found = verify(Settings(), all_views())

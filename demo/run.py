@@ -27,8 +27,8 @@ from infra.errors import SamefoldError
 from infra.log import topics
 from infra.log.records import Command
 from infra.settings import Settings
+from projections.engine.operate.verify import Verified, verify
 from projections.engine.rebuild.rebuild import Rebuilt, rebuild
-from projections.engine.verify.verify import Verified, verify
 from projections.engine.views.core_views import all_views
 from tools.dev.process import free_ports
 from tools.dev.stack import Stack, make_folder

@@ -164,9 +164,7 @@ MUTANTS = {
         Edit(FOLD, "journal.rows(event, after, at)", "journal.rows(event, before if context else after, at)")
     ],
     "sums added twice": [Edit(FOLDED, ADD, f"{ADD}\n{ADD}")],
-    "parked streams forgotten": [
-        Edit(FOLDED, "self.blocked = blocking(self.blocked, changes.parked.values())", "pass")
-    ],
+    "parked streams forgotten": [Edit(FOLDED, "self.blocked = self.blocked.and_parked(changes.parked)", "pass")],
     "skips unread": [
         Edit(FOLD, "any(first <= at.version <= last for first, last in self.skips.get(key, ()))", "False")
     ],

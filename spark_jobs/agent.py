@@ -12,7 +12,6 @@ import argparse
 import logging
 import os
 import pickle
-import random
 import signal
 import threading
 import time
@@ -30,7 +29,6 @@ from infra.database.connect import DatabaseUnavailable
 from infra.errors import SamefoldError
 from infra.log import topics
 from infra.log.clients import KafkaUnavailable
-from infra.log.source import LogTrimmed
 from infra.observability import logs
 from infra.processes.code_identity import CODE
 from infra.processes.garbage_collector import collect_seldom
@@ -38,9 +36,9 @@ from infra.processes.process_end import Parts, exit_code_of
 from infra.processes.supervisor import own_secrets
 from infra.settings import Settings
 from projections.engine.fold.errors import UnknownEvent
-from projections.engine.live.reader import BACKOFF_S, BATCH_BYTES, LOOK_AGAIN_S, WaitForNewerCode
+from projections.engine.live.reader import BATCH_BYTES, LOOK_AGAIN_S, WaitForNewerCode, backoff
 from projections.engine.live.startup import set_difference
-from projections.engine.live.worker import Worker
+from projections.engine.live.worker import Worker, check_reach
 from projections.engine.store.positions import Positions
 from projections.engine.views.core_views import agent_views, code_set
 from spark_jobs import stream, stream_source
@@ -125,7 +123,7 @@ class Agent:
 
     def _positions(self, events: topics.Topic) -> tuple[Services, Positions] | None:
         """Where the next query starts, once its views are live and the log is readable; None after `stop`."""
-        while not self._ended.wait(self._backoff()):
+        while not self._ended.wait(backoff(self._failures)):
             try:
                 now = topics.describe(self.settings, events.name)
                 sender = Services.of(self.settings)
@@ -143,16 +141,9 @@ class Agent:
                 continue
             self._status.well("set", "folding: the live set is this code's")
             topics.require_same(events, now)
-            _require_reach(now, positions)
+            check_reach(now, positions, archived=None)
             return sender, positions
         return None
-
-    def _backoff(self) -> float:
-        """No wait the first time; then longer and longer, for agents that fence each other and brokers that are unavailable."""
-        if self._failures <= 1:
-            return 0.0
-        longest = min(BACKOFF_S[0] * 2.0 ** min(self._failures, 10), BACKOFF_S[1])
-        return random.uniform(longest / 2, longest)
 
     # ── a query ──
 
@@ -283,17 +274,6 @@ class Agent:
             self._status.wrong("query", f"tasks were lost, and the query is started again: {first_line(error)}")
         self._failures += 1
         over.set()
-
-
-def _require_reach(events: topics.Topic, positions: Positions) -> None:
-    """Raises LogTrimmed where Kafka no longer holds a partition's next record: the connector reads no archive."""
-    for partition, reading in positions.readings.items():
-        if not events.first[partition] <= reading.next_offset <= events.end[partition]:
-            raise LogTrimmed(
-                f"{events.name}[{partition}] holds offsets {events.first[partition]} to {events.end[partition]}, but "
-                f"agent '{positions.agent}' goes on at {reading.next_offset}.",
-                "Spark's connector reads Kafka only: fold the archived records with `--on faust`, or restore the log.",
-            )
 
 
 def main() -> NoReturn:

@@ -1,7 +1,7 @@
 """The choice of the engine that a command runs on.
 
     with engine_for(engine, master, processes, tell=print) as engines:
-        rebuild(settings, names, views, engine_for=engines, processes=processes, …)
+        rebuild(settings, names, views, engine_for=engines, …)
 
 Spark, where it is chosen, starts at the first call and stops at the end of the `with`.
 """

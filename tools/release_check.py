@@ -22,9 +22,8 @@ from domain.engine.versions import UPCASTER_IMPORT, stored_name, stored_type, ty
 from domain.language import kebab
 from infra.errors import SamefoldError, in_words
 from policies.engine.policy import PUBLIC
-from projections.engine.fold.errors import POLICY
+from projections.engine.views.view import POLICY, View
 from projections.engine.views.view import Kind as ViewKind
-from projections.engine.views.view import View
 from tools.golden_results import results
 
 

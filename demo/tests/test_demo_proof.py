@@ -15,8 +15,8 @@ from demo.proof import Balance, DailySums, Key, Line, Proof, Rows, prove
 from demo.run import Options, Result
 from demo.sending import Answer
 from demo.transfers import Moved
+from projections.engine.operate.verify import Difference, Verified
 from projections.engine.rebuild.rebuild import Rebuilt
-from projections.engine.verify.verify import Difference, Verified
 
 Log = Counter[Key]
 Found = tuple[Log, Rows]

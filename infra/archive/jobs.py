@@ -10,39 +10,33 @@ from infra.archive.store import adopt
 from infra.archive.write import Archived, archive_partition, shares
 from infra.database.connect import connect, named_errors
 from infra.log.contract import require_contract
-from infra.processes.engines import EngineFor, Local, Progress, Silent
+from infra.processes.engines import SILENT, EngineFor, Progress, local
 from infra.settings import Settings
 
 
-def archive_log(
-    settings: Settings, *, engine_for: EngineFor | None = None, progress: Progress | None = None
-) -> list[Archived]:
+def archive_log(settings: Settings, *, engine_for: EngineFor = local, progress: Progress = SILENT) -> list[Archived]:
     """Archive the log up to its current ends; the results by partition.
 
     Raises what `archive_partition` raises, ContractBroken.
     """
-    progress = progress or Silent()
     with named_errors(settings), connect(settings, "samefold archive") as connection:
         topic = require_contract(settings, connection)
         archived = ends_of(connection, topic.name)
         adopt(settings, connection, topic.name, empty=not archived)
         work = shares(settings, topic, archived)
     records = sum(share.records for share in work)
-    engine = (engine_for or (lambda _records: Local()))(records)
+    engine = engine_for(records)
     progress.begin("archive", records)
     return sorted(engine.run(archive_partition, work, records, progress.advance), key=lambda one: one.partition)
 
 
-def check_archive(
-    settings: Settings, *, engine_for: EngineFor | None = None, progress: Progress | None = None
-) -> list[Checked]:
+def check_archive(settings: Settings, *, engine_for: EngineFor = local, progress: Progress = SILENT) -> list[Checked]:
     """Read and check all files of the archive; the results by partition. Raises ManifestBroken, ArchiveAway, ContractBroken."""
-    progress = progress or Silent()
     with named_errors(settings), connect(settings, "samefold archive check") as connection:
         topic = require_contract(settings, connection)
         ends = _ends(files_of(connection, topic.name))
     records = sum(ends.values())
-    engine = (engine_for or (lambda _records: Local()))(records)
+    engine = engine_for(records)
     progress.begin("check", records)
     work = [Portion(settings, topic.name, partition) for partition in sorted(ends)]
     return engine.run(check_partition, work, records, progress.advance)

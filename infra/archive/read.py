@@ -36,11 +36,6 @@ def content_of(store: Store, file: ArchiveFile) -> bytes:
     return content
 
 
-def records_of(store: Store, file: ArchiveFile) -> Iterator[list[Record]]:
-    """A file's records, in batches. Raises ArchiveMissing, ArchiveDamaged, ArchiveAway."""
-    return decode(content_of(store, file), file.partition)
-
-
 def read_archived(
     settings: Settings, topic: str, partition: int, start: int, stop: int | None = None
 ) -> Iterator[tuple[list[Record], int]]:
@@ -57,7 +52,7 @@ def read_archived(
         store = opened(settings, connection, topic)
     for file in files:
         end = file.end.next_offset if stop is None else min(file.end.next_offset, stop)
-        for records in records_of(store, file):
+        for records in decode(content_of(store, file), partition):
             if records[0].offset < start or records[-1].offset >= end:
                 wanted = [record for record in records if start <= record.offset < end]
             else:
@@ -109,7 +104,7 @@ def check_file(store: Store, file: ArchiveFile) -> None:
     Raises ArchiveDamaged, ArchiveMissing, ArchiveAway.
     """
     reading, rows, last = file.start, 0, file.start.next_offset - 1
-    for records in records_of(store, file):
+    for records in decode(content_of(store, file), file.partition):
         for record in records:
             if not last < record.offset < file.end.next_offset:
                 raise _differs(file, f"offset {record.offset} is out of place")

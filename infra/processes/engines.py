@@ -33,6 +33,9 @@ class Silent:
         """Show nothing."""
 
 
+SILENT = Silent()
+
+
 class Argument(Protocol):
     """A task's argument: a frozen dataclass.
 
@@ -77,3 +80,7 @@ class Local:
 
 EngineFor = Callable[[int], Engine]
 """The engine for so many records; starts it if necessary."""
+
+
+def local(_records: int) -> Engine:
+    return Local()

@@ -21,10 +21,10 @@ from policies.engine.activations import REMOVED, Activation, activations_of, hel
 from policies.engine.dead_letters import DeadReason
 from policies.engine.outbox import CHANNEL, STATE, again
 from policies.engine.policy import Policy, agent_of
-from projections.engine.fold.errors import POLICY
 from projections.engine.live.lag import OUTBOX
 from projections.engine.operate.overview import AgentLag, lag_of
 from projections.engine.store.positions import Positions, read_positions
+from projections.engine.views.view import POLICY
 
 
 class UnknownPolicy(SamefoldError):

@@ -20,10 +20,9 @@ import policies
 from domain.engine.contexts import contexts
 from domain.language import Refusal
 from infra.errors import SamefoldError
-from projections.engine.fold.errors import POLICY
 from projections.engine.views.columns import hints_of
 from projections.engine.views.event_context import At
-from projections.engine.views.view import NAME, members_of
+from projections.engine.views.view import NAME, POLICY, members_of
 
 PUBLIC = "public"
 """The module that says what other teams may read: no policy."""

@@ -21,7 +21,8 @@ from policies.engine.policy import Policy, discover
 from policies.engine.relay import Relay
 from policies.engine.webhooks import Webhooks
 from policies.engine.worker import policy_agent
-from projections.engine.live.agent import Agent, serve
+from projections.engine.live.agent import Agent
+from projections.engine.live.process import serve
 
 log = logging.getLogger(__name__)
 

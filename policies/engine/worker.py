@@ -29,11 +29,12 @@ from policies.engine.activations import (
 )
 from policies.engine.outbox import view_of
 from policies.engine.policy import Policy
-from projections.engine.fold.errors import POLICY, EngineStop, OtherCode
+from projections.engine.fold.errors import EngineStop, OtherCode
 from projections.engine.live.agent import Agent
 from projections.engine.live.reader import Reader
 from projections.engine.live.worker import Worker
 from projections.engine.store.positions import Live, Positions, read_positions
+from projections.engine.views.view import POLICY
 
 LOOK_AGAIN_S = 0.5
 """How often a policy that is not live checks whether it is."""

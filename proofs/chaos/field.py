@@ -16,11 +16,12 @@ import psycopg
 
 from infra.database.connect import DatabaseUnavailable, connect
 from infra.log import topics
+from infra.processes.engines import Local
 from infra.processes.faultpoints import Point
 from infra.processes.supervisor import Child
+from projections.engine.operate.verify import verify
 from projections.engine.rebuild.rebuild import resume
 from projections.engine.store.positions import stopped_views
-from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
 from proofs.bank_oracle import places_in
 from proofs.chaos.armed import Control, Strike
@@ -297,6 +298,6 @@ class Field:
                 f"F: acknowledged, without an outcome: {sorted(unanswered)[:5]}; never sent: {unsent}"
             )
         self.violations += self.front.judge(answers)
-        found = verify(self.world, all_views(), processes=1)
+        found = verify(self.world, all_views(), engine_for=lambda _: Local(1))
         if found.differences:
             self.violations.append(f"C: samefold verify finds {found.differences} differences")

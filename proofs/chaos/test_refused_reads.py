@@ -18,7 +18,7 @@ from infra.log.clients import KafkaUnavailable
 from infra.log.rule import START, Reading, read
 from infra.log.source import read_range
 from infra.settings import Settings
-from projections.engine.live.tail import Tail
+from projections.engine.rebuild.catch_up import Tail
 from proofs.chaos.ground import Ground
 from proofs.chaos.wires import Frame, KafkaWire
 from tests.engine.spine import commits, deposit, handler, members, open_account, project, scalar, send, set_up

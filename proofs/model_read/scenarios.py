@@ -9,10 +9,10 @@ from typing import Any
 
 from infra.database.connect import DatabaseUnavailable
 from infra.errors import SamefoldError
-from projections.engine.live import tail
 from projections.engine.operate.replaying import drop, replay
-from projections.engine.rebuild.build_locks import BuildAbandoned
+from projections.engine.rebuild import catch_up
 from projections.engine.rebuild.catch_up import Ahead, MovedElsewhere
+from projections.engine.rebuild.claims import BuildAbandoned
 from projections.engine.rebuild.rebuild import NoBuild, NotStopped, go_to, rebuild, resume
 from projections.engine.views.sql_views import replace_sql_view
 from projections.engine.views.view import View
@@ -86,7 +86,7 @@ def command(name: str, run: Step) -> Step:
 def rebuilding(version: int, *, make_live: bool = True, **views: bool) -> Step:
     """`samefold rebuild`, with one process."""
     of = partial(code, version, **views)
-    return lambda world: rebuild(world.settings, ["balances"], of(), make_live=make_live, processes=1)
+    return lambda world: rebuild(world.settings, ["balances"], of(), make_live=make_live)
 
 
 def switching(version: int) -> Step:
@@ -142,7 +142,7 @@ def hide_ready(world: World) -> None:
 
 def read_little(_world: World) -> None:
     """The switch's reads of the log end before where they were to."""
-    tail.AHEAD = 1
+    catch_up.AHEAD = 1
 
 
 # ── logs ──

@@ -22,8 +22,8 @@ from infra.log.contract import Contract
 from infra.log.topics import Topic
 from infra.processes import workers
 from infra.settings import Settings
-from projections.engine.live import tail
 from projections.engine.live.startup import ensure_started
+from projections.engine.rebuild import catch_up
 from projections.engine.rebuild import load as local
 from projections.engine.rebuild.rebuild import resume
 from projections.engine.views.core_views import code_set
@@ -118,7 +118,7 @@ class World:
         with ExitStack() as stack:
             for owner, name, ours in self._replaced():
                 stack.enter_context(patch.object(owner, name, self._for_actors(ours, getattr(owner, name))))
-            stack.enter_context(patch.object(tail, "AHEAD", tail.AHEAD))  # a scenario may lower it
+            stack.enter_context(patch.object(catch_up, "AHEAD", catch_up.AHEAD))  # a scenario may lower it
             logging.disable(logging.ERROR)
             stack.callback(logging.disable, logging.NOTSET)
             yield

@@ -25,9 +25,9 @@ from infra.log.records import EventRecord
 from infra.settings import PREFIX, Settings
 from projections.engine.fold.errors import PoisonEvent
 from projections.engine.operate.replaying import drop, replay
+from projections.engine.operate.verify import verify
 from projections.engine.rebuild.rebuild import go_to, rebuild
 from projections.engine.rebuild.time_travel import look_back
-from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
 from projections.engine.views.view import View
 from proofs.bank_oracle import Entry
@@ -226,7 +226,7 @@ class Folding:
             with self.step(f"{name}: stops"):
                 stop = None
                 try:
-                    self.compare_at(place, name, look_back(place, [view], ends, processes=1).tables, expected)
+                    self.compare_at(place, name, look_back(place, [view], ends).tables, expected)
                 except PoisonEvent as poison:
                     stop = poison
                 self.compare_stop(name, stop, expected, [view.name])

@@ -26,7 +26,7 @@ from infra.processes.workers import Advance
 from infra.settings import Settings
 from projections.engine.fold.plan import Plan
 from projections.engine.live.startup import ensure_started, set_difference
-from projections.engine.live.tail import Tail
+from projections.engine.rebuild.catch_up import Tail
 from projections.engine.store.commit import BatchResult, CommitStatus, Committer
 from projections.engine.store.positions import read_positions
 from projections.engine.views.core_views import agent_views, code_set

@@ -141,9 +141,9 @@ def _show(done: Replayed, *, as_json: bool) -> None:
 def _view(name: str) -> View:
     from policies.engine.operate import require_policy
     from policies.engine.outbox import view_of
-    from projections.engine.fold.errors import POLICY
     from projections.engine.rebuild.rebuild import views_named
     from projections.engine.views.core_views import all_views
+    from projections.engine.views.view import POLICY
 
     if name.startswith(POLICY):
         return view_of(require_policy(name.removeprefix(POLICY)), with_outcomes=False)

@@ -92,7 +92,6 @@ def rebuild(
             make_live=not no_switch,
             end_others=abandon,
             engine_for=engines,
-            processes=processes,
             progress=stages,
             wait_s=wait,
         )

@@ -27,8 +27,8 @@ def verify(
 ) -> None:
     """Compare rows and positions with a fold of the log while agents keep working. Exit code 1 if anything differs."""
     from infra.settings import Settings
+    from projections.engine.operate.verify import verify as run
     from projections.engine.rebuild.rebuild import views_named
-    from projections.engine.verify.verify import verify as run
     from projections.engine.views.core_views import all_views
     from spark_jobs.choose import engine_for
     from tools.terminal import Stages, plain, show, stderr

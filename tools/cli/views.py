@@ -45,7 +45,7 @@ def drop(
 ) -> None:
     """Drop tables that are not live: old and abandoned ones, or any one by its name."""
     from infra.settings import Settings
-    from projections.engine.rebuild.dropping import drop_tables, droppable
+    from projections.engine.rebuild.builds import drop_tables, droppable
     from projections.engine.views.core_views import all_views
     from tools import terminal
 

@@ -21,9 +21,8 @@ from infra.log.rule import Reading
 from infra.processes.time_limit import TooSlow
 from projections.engine.views.core_views import OUTCOMES, snapshot_view_name
 from projections.engine.views.event_context import At
+from projections.engine.views.view import POLICY
 
-POLICY = "policy_"
-"""What the view name of a policy begins with."""
 PARK = 'Or continue without the stream: ON_POISON = "park".'
 
 

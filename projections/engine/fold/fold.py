@@ -8,7 +8,7 @@ be folded again, with a stream parked or after a lost race.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice, repeat
@@ -68,6 +68,11 @@ class Blocked(NamedTuple):
             return True
         return any(first <= at.version <= last for first, last in self.skips.get(key, ()))
 
+    def and_parked(self, parked: Iterable[Parked]) -> Blocked:
+        """The same, with these streams parked, too."""
+        since = {(one.view, one.stream): one.version for one in parked}
+        return Blocked({**self.parked, **since}, self.skips)
+
 
 NOTHING_BLOCKED = Blocked({}, {})
 
@@ -97,8 +102,8 @@ class Changes:
     """By journal view: new rows in order."""
     sums: dict[str, dict[tuple[Any, ...], list[Any]]] = field(default_factory=dict)
     """By summary view: key to increments, in the order of the columns that are not keys."""
-    parked: dict[tuple[str, str], Parked] = field(default_factory=dict)
-    """By (view, stream): the streams that this batch parked."""
+    parked: list[Parked] = field(default_factory=list)
+    """The streams that this batch parked."""
 
 
 def changed_rows(plan: Plan, changes: Changes) -> int:
@@ -186,17 +191,17 @@ def _decode(plan: Plan, partition: int, counted: Sequence[Counted]) -> Decoded:
     return Decoded(partition, counted, items, touched)
 
 
-def keys_to_load(batch: Decoded, held: RowCache) -> dict[str, list[Any]]:
+def keys_to_load(plan: Plan, batch: Decoded, held: RowCache) -> dict[str, list[Any]]:
     """By view, the keys of rows (streams, for snapshots) that the fold needs and `held` lacks."""
     wanted: defaultdict[str, set[Any]] = defaultdict(set)
     for step, streams in batch.touched.items():
         if step.states is not None:
             wanted[step.states].update(streams.values())
         for view in step.entities:
-            if view.key is None:
+            if view.key_function is None:
                 wanted[view.name].update(streams)
             elif view.name not in wanted:
-                wanted[view.name] = in_main_thread(partial(_keys, view.view, view.exact, batch.items))
+                wanted[view.name] = in_main_thread(partial(_keys, view, plan.exact[view.name], batch.items))
     return {name: absent for name, keys in wanted.items() if (absent := held.lacking(name, keys))}
 
 
@@ -273,10 +278,10 @@ def _fold(
     partition = batch.partition
     states: dict[str, dict[str, StreamState]] = {name: {} for name in plan.states}
     rows: dict[str, dict[Any, Any]] = {view.name: {} for view in plan.entities}
-    sums: dict[str, dict[tuple[Any, ...], list[Any]]] = {name: {} for name in plan.summaries}
+    sums: dict[str, dict[tuple[Any, ...], list[Any]]] = {name: {} for name in plan.sums}
     changes = Changes(partition, batch.counted, states, rows, sums=sums)
     replaced: dict[str, list[Any]] = {name: [] for name in plan.exact}
-    known = held.rows
+    known, exact = held.rows, plan.exact
     parks = bool(blocked.parked or blocked.skips)
     after: Any = None
     for item in batch.items:
@@ -301,56 +306,56 @@ def _fold(
                 continue
             try:
                 key: Any = item.id
-                if entity.key is not None:
-                    key = entity.exact.key(entity.key(event, at))
-                    entity.exact.require_own(key, stream)
+                if entity.key_function is not None:
+                    key = exact[name].key(entity.key_function(event, at))
+                    exact[name].require_own(key, stream)
                 changed = rows[name]
                 row = changed.get(key, _ABSENT)
                 if row is _ABSENT:
                     row = known[name].get(key)
                 else:
                     replaced[name] += (key, row)
-                row = entity.evolve(row, event, at)
-                changed[key] = entity.exact.entity(key, row) if name in checked and row is not None else row
+                row = entity.function(row, event, at)
+                changed[key] = exact[name].entity(key, row) if name in checked and row is not None else row
             except FAULTS as error:
-                blocked = _park(entity.view, at, error, changes, blocked)
+                blocked = _park(entity, at, error, changes, blocked)
                 parks = True
         for journal in step.journals:
             name = journal.name
             if parks and blocked.blocks(name, at):
                 continue
             try:
-                more = [*islice(journal.rows(event, after, at), TOO_MANY_ROWS)]
+                more = [*islice(journal.function(event, after, at), TOO_MANY_ROWS)]
                 if more[TOO_MANY_ROWS - 1 :]:
                     raise BadRow(f"it makes {TOO_MANY_ROWS} lines or more of one event")
                 if name in checked:
-                    more = [journal.exact.line(row, at) for row in more]
+                    more = [exact[name].line(row, at) for row in more]
                 replaced[name].append((stream, more))
             except FAULTS as error:
-                blocked = _park(journal.view, at, error, changes, blocked)
+                blocked = _park(journal, at, error, changes, blocked)
                 parks = True
         for summary in step.summaries:
             name = summary.name
             if parks and blocked.blocks(name, at):
                 continue
             try:
-                more = [*islice(summary.delta(event, at), TOO_MANY_ROWS)]
+                more = [*islice(summary.function(event, at), TOO_MANY_ROWS)]
                 if more[TOO_MANY_ROWS - 1 :]:
                     raise BadRow(f"it makes {TOO_MANY_ROWS} increments or more of one event")
                 if name in checked:
-                    more = list(map(summary.exact.row, more))
+                    more = list(map(exact[name].row, more))
                 replaced[name] += more
-                of_view = sums[name]
+                of_view, how = sums[name], plan.sums[name]
                 for row in more:
-                    key = summary.key(row)
-                    increments, before = summary.increments(row), of_view.get(key)
+                    key = how.key(row)
+                    increments, before = how.increments(row), of_view.get(key)
                     of_view[key] = (
                         list(increments)
                         if before is None
-                        else [one(a, b) for one, a, b in zip(summary.combine, before, increments, strict=True)]
+                        else [one(a, b) for one, a, b in zip(how.combine, before, increments, strict=True)]
                     )
             except FAULTS as error:
-                blocked = _park(summary.view, at, error, changes, blocked)
+                blocked = _park(summary, at, error, changes, blocked)
                 parks = True
     for name in plan.journals:
         changes.added[name] = list(chain.from_iterable(map(_ROWS, replaced[name])))
@@ -365,6 +370,6 @@ def _park(view: View, at: At, error: BaseException, changes: Changes, blocked: B
     found = poison(view.name, at, error)
     if view.on_poison != "park" or isinstance(error, TooSlow | MemoryError):  # a rebuild may be able to fold it
         raise found from error
-    key = (view.name, at.stream)
-    changes.parked[key] = Parked(view.name, at.stream, at.partition, at.offset, at.version, found.cause)
-    return Blocked({**blocked.parked, key: at.version}, blocked.skips)
+    parked = Parked(view.name, at.stream, at.partition, at.offset, at.version, found.cause)
+    changes.parked.append(parked)
+    return blocked.and_parked([parked])

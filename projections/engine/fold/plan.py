@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -16,39 +16,19 @@ from projections.engine.fold.exact import Exact
 from projections.engine.views.column_types import EXACT, Scalar
 from projections.engine.views.columns import Column, Role
 from projections.engine.views.core_views import snapshot_view_name
-from projections.engine.views.event_context import At
 from projections.engine.views.view import Kind, View, tuple_getter
 
 ADDING = (Kind.JOURNAL, Kind.POLICY)
 """Kinds of views whose events only add rows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entity:
-    name: str
-    view: View
-    evolve: Callable[[Any, Any, At], Any]
-    key: Callable[[Any, At], tuple[Any, ...]] | None
-    exact: Exact
+class Sums:
+    """How a summary's rows add up: their key, their increments, and how these combine, exactly as PostgreSQL does it."""
 
-
-@dataclass(frozen=True, slots=True)
-class Journal:
-    name: str
-    view: View
-    rows: Callable[[Any, Any, At], Iterable[Any]]
-    exact: Exact
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    name: str
-    view: View
-    delta: Callable[[Any, At], Iterable[Any]]
-    exact: Exact
-    key: Callable[[Any], Any]
-    increments: Callable[[Any], tuple[Any, ...]]
-    combine: tuple[Callable[[Any, Any], Any], ...]
+    def __init__(self, view: View) -> None:
+        self.key = tuple_getter(view.key_places)
+        self.increments = tuple_getter([place for place, column in enumerate(view.columns) if not column.is_key])
+        self.combine = tuple(_combiner(column) for column in view.columns if not column.is_key)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,9 +42,9 @@ class Step:
     """The snapshot view whose states it changes; None where no view needs states."""
     evolve: Callable[[Any, Any], Any]
     initial: Any
-    entities: tuple[Entity, ...]
-    journals: tuple[Journal, ...]
-    summaries: tuple[Summary, ...]
+    entities: tuple[View, ...]
+    journals: tuple[View, ...]
+    summaries: tuple[View, ...]
 
 
 class Plan:
@@ -78,7 +58,7 @@ class Plan:
         """The contexts whose states are folded, by the name of their snapshot view."""
         self.entities = [view for view in self.views.values() if view.kind is Kind.ENTITY]
         self.journals = [view.name for view in self.views.values() if view.kind in ADDING]
-        self.summaries = [view.name for view in self.views.values() if view.kind is Kind.SUMMARY]
+        self.sums = {view.name: Sums(view) for view in self.views.values() if view.kind is Kind.SUMMARY}
         self.exact = {view.name: Exact(view) for view in self.views.values() if not view.is_system}
         self.inexact: frozenset[str] = frozenset()
         """Views that have made rows that are not exact. From then on, their rows are checked one by one."""
@@ -114,13 +94,9 @@ class Plan:
             states=states if states in self.states else None,
             evolve=context.fold,
             initial=context.initial,
-            entities=tuple(
-                Entity(v.name, v, v.function, v.key_function, self.exact[v.name])
-                for v in wanted
-                if v.kind is Kind.ENTITY
-            ),
-            journals=tuple(Journal(v.name, v, v.function, self.exact[v.name]) for v in wanted if v.kind in ADDING),
-            summaries=tuple(_summary(v, self.exact[v.name]) for v in wanted if v.kind is Kind.SUMMARY),
+            entities=tuple(view for view in wanted if view.kind is Kind.ENTITY),
+            journals=tuple(view for view in wanted if view.kind in ADDING),
+            summaries=tuple(view for view in wanted if view.kind is Kind.SUMMARY),
         )
 
 
@@ -130,17 +106,6 @@ def _kinds(steps: Mapping[str, Mapping[str, Step | None]]) -> dict[str, type]:
     for name, step in chain.from_iterable(of.items() for of in steps.values()):
         found[name] = step.kind if step and name not in found else msgspec.Raw
     return found
-
-
-def _summary(view: View, exact: Exact) -> Summary:
-    increments = tuple_getter([place for place, column in enumerate(view.columns) if not column.is_key])
-    key_of = tuple_getter(view.key_places)
-    return Summary(view.name, view, view.function, exact, key_of, increments, combiners(view))
-
-
-def combiners(view: View) -> tuple[Callable[[Any, Any], Any], ...]:
-    """How a summary's columns other than the key combine, in order, exactly as PostgreSQL does it."""
-    return tuple(_combiner(column) for column in view.columns if not column.is_key)
 
 
 def _add(a: Any, b: Any) -> Any:

@@ -1,44 +1,35 @@
 """The agent's process, `python -m projections.engine.live.agent --agent core`: Faust around the reader and the worker.
 
-Faust runs a service that fetches, agents that fold, and channels between them, with one message per batch. Faust's own consumer
-is off, because it acknowledges failed messages, and so are its producer, tables and web server. The consumer group only assigns
-partitions: positions come from the database, and records through librdkafka.
+The membership says which partitions are the agent's, the fetcher brings their records, the reader decides what to do next, and the
+worker applies batches in the database, which has the positions. Faust runs a service that fetches, agents that fold, and channels
+between them, with one message per batch. Its own consumer is off, because it acknowledges failed messages, and so are its
+producer, tables and web server.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
-import json
 import logging
-import os
-import signal
-import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import faust
-from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, errors
-from aiokafka.helpers import create_ssl_context
-from confluent_kafka import KafkaError
 from faust.app import BootStrategy
 from faust.serializers import codecs
 
 from infra.database.connect import DatabaseUnavailable
-from infra.log import clients, names, topics
+from infra.log import names, topics
 from infra.log.clients import KafkaUnavailable
-from infra.log.records import Record
-from infra.observability import logs, metrics
+from infra.observability import logs
 from infra.processes.faultpoints import reach
-from infra.processes.garbage_collector import collect_seldom
-from infra.processes.process_end import Parts, exit_code_of
-from infra.processes.time_limit import limit_calls, serve_main_thread
+from infra.processes.process_end import Parts
 from infra.settings import Settings
-from projections.engine.live.log_reader import LogReader
+from projections.engine.live.log_reader import Fetcher, Thread
+from projections.engine.live.membership import Membership, what_it_knows
+from projections.engine.live.process import serve
 from projections.engine.live.reader import Action, Apply, Reader, ReadPositions, Seek, Stop, Wait, WaitForNewerCode
 from projections.engine.live.worker import Worker
 from projections.engine.store.commit import BatchResult, CommitStatus
@@ -55,15 +46,12 @@ for _codec in codecs.codecs.keys() - {"json", "raw"}:
 
 CHECK_S = 5.0
 """How often the topic is compared with the contract."""
-GROUP_CHECK_MS = 1_000
 FAUST_S = 1.0
 """How often to check whether Faust still runs."""
 LEAVE_S = 4.0
-"""At the end, how long to wait for a broker that is unavailable."""
+"""At the end, how long to wait for Faust."""
 LANES = 2
 """Batches of different partitions at once: while PostgreSQL writes one, another is folded."""
-SWITCH_INTERVAL_S = 0.001
-"""With Python's default, each answer of the database waits up to 5 ms for the interpreter's lock."""
 
 
 class _WithoutKafka(BootStrategy):  # type: ignore[misc]
@@ -86,9 +74,8 @@ class Agent:
         self.settings = settings
         self.name = name
         self.code = reader.code
-        self.group = names.agents(settings.group_prefix, work.agent) + what_it_knows(self.code, own_event_types())
         self.work = work
-        self.lanes = [_Thread("database") for _ in range(reader.lanes)]
+        self.lanes = [Thread("database") for _ in range(reader.lanes)]
         self.reader = reader
         self.error: BaseException | None = None
         self._ended = asyncio.Event()
@@ -97,16 +84,18 @@ class Agent:
         self._status = logs.StatusLog(log, f"agent {name}")
         self._app: Any = None
         self._channels: list[Any] = []
-        self._fetcher = _Fetcher(settings)
-        self.consumer: Any = None
+        self._fetcher = Fetcher(settings)
+        group = names.agents(settings.group_prefix, work.agent) + what_it_knows(self.code, own_event_types())
+        self._member = Membership(settings, group, name, self.parts, self._status, self._assigned)
 
     async def run(self) -> None:
         """Fold until `stop`. Raises SamefoldError."""
-        log.info("agent %s: starting in the group %s", self.name, self.group)
+        log.info("agent %s: starting in the group %s", self.name, self._member.group)
         self.parts.callbacks()
         self.parts.task("start and watch", self._serve())
         await self._ended.wait()
         await self.parts.cancel()
+        await self._member.leave()
         if self._app is not None:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._app.stop(), LEAVE_S)
@@ -130,6 +119,7 @@ class Agent:
         self._app = self._make_app()
         await self._app.start()
         self.parts.task("Faust", self._faust())
+        self.parts.task("group", self._member.stay())
         await self._watch(events)
 
     # ── Faust ──
@@ -137,7 +127,7 @@ class Agent:
     def _make_app(self) -> Any:
         """The Faust app: a service that fetches and, for each lane, an agent that applies batches."""
         # a broker's address is required, but the app does not connect to it
-        app = _App(self.group, broker="kafka://", web_enabled=False, topic_disable_leader=True)
+        app = _App(self._member.group, broker="kafka://", web_enabled=False, topic_disable_leader=True)
         app.producer_only = True
         self._channels = [app.channel(maxsize=1) for _ in self.lanes]
         outer = self
@@ -157,15 +147,8 @@ class Agent:
                 app.flow_control.resume()  # otherwise sends to the channel wait for ever
 
             @faust.Service.task  # type: ignore[untyped-decorator]
-            async def _group(self) -> None:
-                await outer.parts.within("group", outer._in_group())
-
-            @faust.Service.task  # type: ignore[untyped-decorator]
             async def _fetch(self) -> None:
                 await outer.parts.within("fetch", outer._fetching())
-
-            async def on_stop(self) -> None:
-                await outer._leave()
 
         return app
 
@@ -174,50 +157,15 @@ class Agent:
         while not self._app.should_stop:  # noqa: ASYNC110  # Faust has no event for it
             await asyncio.sleep(FAUST_S)
 
-    # ── Kafka ──
-
-    async def _in_group(self) -> None:
-        """Stay a member of the consumer group until the end."""
-        while not self._ended.is_set():
-            try:
-                await self._join()
-                while not self._ended.is_set():
-                    # returns no records, but raises the group's errors
-                    await self.consumer.getmany(timeout_ms=GROUP_CHECK_MS)
-                    self._status.well("group", "a member of Kafka's group again")
-            except errors.GroupAuthorizationFailedError:
-                denied = KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)
-                raise clients.denied(self.settings, denied, f"Read of group '{self.group}'") from None
-            except errors.KafkaError as error:
-                what = f"Kafka's group is unavailable, joining again until it succeeds: {error}"
-                self._status.wrong("group", what, type(error).__name__)
-                await self._leave()
-                await asyncio.sleep(0.5)
-
-    async def _join(self) -> None:
-        self.consumer = AIOKafkaConsumer(**_consumer_settings(self.settings, self.group, self.name))
-        self.consumer.subscribe([self.settings.events_topic], listener=_Rebalance(self, self.consumer))
-        await self.consumer.start()
-
-    async def _leave(self) -> None:
-        consumer, self.consumer = self.consumer, None
-        if consumer is not None:
-            self._do(self.reader.assigned(()))
-            try:
-                await asyncio.wait_for(consumer.stop(), LEAVE_S / 2)
-            except (errors.KafkaError, TimeoutError) as error:
-                log.info("agent %s: could not leave Kafka's group: %s", self.name, error or "timeout")
+    # ── fetching ──
 
     async def _fetching(self) -> None:
         """Pass fetched records to the reader until the end."""
         while not self._ended.is_set():
             try:
                 await self._fetch_once()
-            except KafkaUnavailable as error:
-                self._status.wrong("kafka", error.message, "away")
-                await self._pause(0.1)
-            except DatabaseUnavailable as error:  # it has the archive's manifest
-                self._status.wrong("database", error.message, "away")
+            except (KafkaUnavailable, DatabaseUnavailable) as error:  # the database has the archive's manifest
+                self._unavailable(error)
                 await self._pause(0.1)
 
     async def _fetch_once(self) -> None:
@@ -257,6 +205,9 @@ class Agent:
                     self.stop(error)
         self._changed.set()
 
+    def _assigned(self, partitions: Sequence[int]) -> None:
+        self._do(self.reader.assigned(partitions))
+
     async def _read_positions(self, action: ReadPositions) -> None:
         if action.after:
             await asyncio.sleep(action.after)
@@ -266,7 +217,7 @@ class Agent:
             positions = await self.lanes[0].run(partial(self.work.positions, action.turn))
             reach("positions read")
         except (DatabaseUnavailable, KafkaUnavailable) as error:
-            self._status.wrong("database", error.message, "away")
+            self._unavailable(error)
             self._do(self.reader.away(action.turn))
             return
         self._status.well("database", "the database is available again")
@@ -277,20 +228,17 @@ class Agent:
 
     async def _folding(self, batches: Any) -> None:
         """Apply a lane's batches until the end."""
-        async for apply in batches:
-            await self._applied(apply)
-
-    async def _applied(self, action: Apply) -> None:
-        reach("batch read")
-        try:
-            apply = partial(self.work.attempt, action.takes, action.turn, action.lane)
-            result = await self.lanes[action.lane].run(apply)
-        except DatabaseUnavailable as error:
-            self._status.wrong("database", error.message, "away")
-            result = BatchResult(CommitStatus.AWAY)
-        if result.status is CommitStatus.FENCED:
-            log.info("agent %s: a batch was fenced; reading the positions again", self.name)
-        self._do(self.reader.done(action.turn, result, self._now(), action.lane))
+        async for action in batches:
+            reach("batch read")
+            try:
+                apply = partial(self.work.attempt, action.takes, action.turn, action.lane)
+                result = await self.lanes[action.lane].run(apply)
+            except DatabaseUnavailable as error:
+                self._unavailable(error)
+                result = BatchResult(CommitStatus.AWAY)
+            if result.status is CommitStatus.FENCED:
+                log.info("agent %s: a batch was fenced; reading the positions again", self.name)
+            self._do(self.reader.done(action.turn, result, self._now(), action.lane))
 
     # ── start and watch ──
 
@@ -316,17 +264,20 @@ class Agent:
                 for number, lane in enumerate(self.lanes):
                     await lane.run(partial(self.work.ping, number))
             except DatabaseUnavailable as error:
-                self._status.wrong("database", error.message, "away")
+                self._unavailable(error)
             else:
                 self._status.well("database", "the database is available again")
             try:
                 await asyncio.to_thread(watch.check)
             except KafkaUnavailable as error:
-                self._status.wrong("kafka", error.message, "away")
-                continue
-            self._status.well("kafka", "Kafka is available again")
+                self._unavailable(error)
+            else:
+                self._status.well("kafka", "Kafka is available again")
 
     # ── helpers ──
+
+    def _unavailable(self, error: KafkaUnavailable | DatabaseUnavailable) -> None:
+        self._status.wrong("kafka" if isinstance(error, KafkaUnavailable) else "database", error.message, "away")
 
     async def _pause(self, seconds: float) -> None:
         """Wait so long, or until something changes."""
@@ -350,154 +301,8 @@ def views_agent(settings: Settings, agent: str, name: str) -> Agent:
     return Agent(settings, Worker(settings, agent, views, name, lanes=LANES), reader, name)
 
 
-class _Thread:
-    """One thread, which makes calls in the order in which they came."""
-
-    def __init__(self, name: str) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
-
-    async def run(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
-
-    def close(self, last: Callable[[], None]) -> None:
-        """End after this last call, without waiting for it."""
-        self._pool.submit(last)
-        self._pool.shutdown(wait=False)
-
-
-class _Fetcher:
-    """Fetches records with librdkafka in a thread. Each partition needs a `seek` before its first `take`.
-
-    Faust's own client could fetch them too, but a record takes four times as much of the interpreter's lock, which is an agent's
-    bottleneck.
-    """
-
-    def __init__(self, settings: Settings) -> None:
-        self._log = LogReader(settings, settings.events_topic, clients.agent_consumer(settings))
-        """Used only in the thread."""
-        self._thread = _Thread("fetch")
-        self._sought: dict[int, int] = {}
-        """Offsets to seek at the next take."""
-
-    def seek(self, partition: int, offset: int) -> None:
-        """Continue at this offset. Records that were fetched before are not returned any more."""
-        self._sought[partition] = offset
-
-    async def take(self, partitions: Collection[int], most: int, wait: float) -> dict[int, tuple[list[Record], int]]:
-        """About `most` records by partition, with the partition's end; waits for the first one up to `wait` seconds.
-
-        Raises the errors of `LogReader.take`.
-        """
-        sought, self._sought = self._sought, {}
-        taken = await self._thread.run(partial(self._take, frozenset(partitions), sought, most, wait))
-        # records of partitions that were sought meanwhile are outdated
-        return {partition: one for partition, one in taken.items() if partition not in self._sought}
-
-    def close(self) -> None:
-        self._thread.close(self._log.close)
-
-    def _take(
-        self, partitions: frozenset[int], sought: Mapping[int, int], most: int, wait: float
-    ) -> dict[int, tuple[list[Record], int]]:
-        there = self._log.next
-        if sought or partitions != there.keys():
-            self._log.go_on({partition: sought.get(partition, there.get(partition, 0)) for partition in partitions})
-        taken = self._log.take(most, wait)
-        return {partition: (records, self._log.end_of(partition)) for partition, records in taken.items()}
-
-
-class _Rebalance(ConsumerRebalanceListener):  # type: ignore[misc]
-    """Passes assignments to the reader. The consumer's partitions stay paused: it fetches no records."""
-
-    def __init__(self, agent: Agent, consumer: AIOKafkaConsumer) -> None:
-        self.agent = agent
-        self.consumer = consumer
-
-    async def on_partitions_revoked(self, _revoked: Any) -> None:
-        await self.on_partitions_assigned(())
-
-    async def on_partitions_assigned(self, assigned: Any) -> None:
-        # aiokafka would only log an error and continue
-        await self.agent.parts.within("rebalance of the group", self._take(assigned), may_return=True)
-
-    async def _take(self, assigned: Any) -> None:
-        if self.agent.consumer is not self.consumer:
-            return  # it is leaving the group
-        mine = sorted(where.partition for where in assigned)
-        if mine:
-            log.info("agent %s: has partitions %s", self.agent.name, mine)
-            self.consumer.pause(*assigned)
-        self.agent._do(self.agent.reader.assigned(mine))
-
-
-def what_it_knows(code: Mapping[str, int], events: Collection[str]) -> str:
-    """A short hash of a set of views and the events that the code knows.
-
-    Other code is another consumer group and has all partitions too: where one release can't continue, another may.
-    """
-    return hashlib.sha256(json.dumps([dict(sorted(code.items())), sorted(events)]).encode()).hexdigest()[:8]
-
-
 def _in_words(code: Mapping[str, int]) -> str:
     return ", ".join(f"{name} v{version}" for name, version in sorted(code.items()))
-
-
-def _consumer_settings(settings: Settings, group: str, instance: str) -> dict[str, Any]:
-    password = settings.kafka_sasl_password
-    tls = settings.kafka_security_protocol.endswith("SSL")
-    ca = settings.kafka_ssl_ca_location
-    return {
-        "bootstrap_servers": settings.kafka,
-        "security_protocol": settings.kafka_security_protocol,
-        "ssl_context": create_ssl_context(cafile=str(ca) if ca else None) if tls else None,
-        "sasl_mechanism": settings.kafka_sasl_mechanism or "PLAIN",
-        "sasl_plain_username": settings.kafka_sasl_username,
-        "sasl_plain_password": password.get_secret_value() if password else None,
-        "group_id": group,
-        "group_instance_id": instance,
-        "enable_auto_commit": False,
-        # it fetches nothing, and must not fail for lack of an offset
-        "auto_offset_reset": "latest",
-        "session_timeout_ms": settings.session_timeout_ms,
-        "heartbeat_interval_ms": max(settings.session_timeout_ms // 5, 200),
-        "rebalance_timeout_ms": 30_000,
-        # a group leader that knows no partitions yet assigns none until its metadata is this old
-        "metadata_max_age_ms": 5_000,
-        "max_poll_interval_ms": 2**31 - 1,
-    }
-
-
-class Serving(Protocol):
-    """What a process does."""
-
-    def stop(self) -> None:
-        """Let `run` return. In the event loop only."""
-
-    async def run(self) -> None:
-        """Raises the error that ended it."""
-
-
-def serve(who: str, make: Callable[[Settings], Serving], log: logging.Logger) -> NoReturn:
-    """Run what this makes until SIGTERM or SIGINT. Exit code 0, or 1 after an error."""
-    settings = Settings()
-    logs.configure(settings.log_level, settings.log_format)
-    if settings.log_level != "DEBUG":
-        # they log ordinary rebalances as errors; real errors are raised, and this process logs them
-        for library in ("aiokafka", "faust", "mode", "psycopg"):
-            logging.getLogger(library).setLevel(logging.CRITICAL)
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    collect_seldom()
-
-    def work() -> None:
-        metrics.serve(settings)
-        loop, serving = asyncio.new_event_loop(), make(settings)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: loop.call_soon_threadsafe(serving.stop))
-        limit_calls(settings.decide_limit_s)
-        serve_main_thread(lambda: loop.run_until_complete(serving.run()))
-
-    # not sys.exit, which would wait for requests to an unavailable broker; an exit at any moment is safe
-    os._exit(exit_code_of(work, log, who))
 
 
 def main() -> NoReturn:

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from infra.observability import metrics
-from projections.engine.fold.errors import POLICY
-from projections.engine.store.positions import LIVE, STOPPED
+from projections.engine.store.positions import LIVE
 from projections.engine.views.queries import MOST_PARKED
+from projections.engine.views.sql_views import STOPPED
+from projections.engine.views.view import POLICY
 
 GAP_S = 5.0
 """After a longer pause between two observations, it is unknown whether a position moved."""

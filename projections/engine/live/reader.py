@@ -306,12 +306,16 @@ class Reader:
         return [ReadPositions(self.turn, after)] if self._assigned else []
 
     def _backoff(self) -> float:
-        """Seconds to wait: 0 after the first failure, then longer and random, so that two agents stop fencing each other."""
         self._failures += 1
-        if self._failures == 1:
-            return 0.0
-        longest = min(BACKOFF_S[0] * 2.0 ** min(self._failures, 10), BACKOFF_S[1])
-        return random.uniform(longest / 2, longest)
+        return backoff(self._failures)
+
+
+def backoff(failures: int) -> float:
+    """Seconds to wait: 0 after the first failure, then longer and random, so that two agents stop fencing each other."""
+    if failures <= 1:
+        return 0.0
+    longest = min(BACKOFF_S[0] * 2.0 ** min(failures, 10), BACKOFF_S[1])
+    return random.uniform(longest / 2, longest)
 
 
 def without_hole(records: Sequence[Record], first: Container[int | None]) -> Sequence[Record]:

@@ -38,7 +38,7 @@ from projections.engine.live.stopping import stop_view
 from projections.engine.store.commit import Batch, BatchResult, CommitStatus, Committer
 from projections.engine.store.event_types import record_event_types
 from projections.engine.store.positions import Attempt, Positions, read_positions
-from projections.engine.store.writing import ask_for_missing, hold
+from projections.engine.store.rows import ask_for_missing, hold
 from projections.engine.views.core_views import code_set
 from projections.engine.views.view import CORE, View
 
@@ -83,7 +83,9 @@ class Worker:
         self.name = name
         self.topics: Sequence[str] = ()
         """Those that it has beside the log."""
-        self._metrics = _Metrics(agent)
+        self._batches = {status: metrics.AGENT_BATCHES.labels(agent, status) for status in CommitStatus}
+        for metric in (metrics.AGENT_COMMITS, metrics.AGENT_EVENTS, metrics.AGENT_ROWS):
+            metric.labels(agent)  # shown from the start
         self._connections: list[Connection | None] = [None] * lanes
         self._defers = defers
         self._turn = 0
@@ -101,8 +103,7 @@ class Worker:
         Raises ContractBroken, ShapeChanged, LogTrimmed, DatabaseBehind, DatabaseAhead, and DatabaseUnavailable, which may pass.
         """
         contract = Contract.of(events)
-        with self._naming():
-            connection = self._connected()
+        with self._connected() as connection:
             try:
                 require_schema(connection)
             except DatabaseAhead:
@@ -114,8 +115,8 @@ class Worker:
         if positions is not None:
             # after the positions were read, because other agents and the log's end move on
             now = describe(self.settings, events.name)
-            with self._naming():
-                _check_reach(now, positions, ends_of(self._connected(), events.name))
+            with self._connected() as connection:
+                check_reach(now, positions, ends_of(connection, events.name))
 
     def begin(self, connection: Connection, contract: Contract) -> Positions | None:
         """Make the first start or check a later one; the positions, or None if the agent has none yet."""
@@ -125,32 +126,10 @@ class Worker:
         """The agent's positions."""
         return read_positions(connection, self.agent, self.settings.events_topic)
 
-    def own(
-        self,
-        partition: int,  # noqa: ARG002
-        was: Reading,  # noqa: ARG002
-        records: Sequence[Record],
-    ) -> tuple[Sequence[Record], EngineStop | None]:
-        """The records that this code folds, and the error that names the first one that it must not fold."""
-        return records, None
-
-    def ping(self, lane: int = 0) -> None:
-        """Check the connection, write the moves that were deferred, and record event types. Raises DatabaseUnavailable.
-
-        A restored database may lack the types. Handlers wait for them, so no record would come that has the positions read.
-        """
-        with self._naming(lane):
-            connection = self._connected(lane)
-            connection.execute("select")
-            if self._committer is not None and self._committer.flush(connection) is CommitStatus.FENCED:
-                self._committer = None
-            if lane == 0 and self.agent == CORE:
-                self.record_event_types(connection)
-
     def positions(self, turn: int = 0) -> Positions | None:
         """The agent's positions, from which batches of this turn are folded. Raises DatabaseUnavailable."""
-        with self._naming():
-            positions = self.read(connection := self._connected())
+        with self._connected() as connection:
+            positions = self.read(connection)
             if self.agent == CORE:
                 self.record_event_types(connection, positions)
         # written in this order and read in the other: another lane's batch of the last turn must not get the new committer
@@ -162,6 +141,27 @@ class Worker:
         """The plan of this code's views without those that are stopped."""
         running = self.plan.views.keys() - positions.stopped.keys()
         return self.plan if running == self.plan.views.keys() else self.plan.only(*running)
+
+    def record_event_types(self, connection: Connection, positions: Positions | None = None) -> None:
+        """Let handlers append this code's events, if its views are live."""
+        positions = positions or self.read(connection)
+        lives = positions is not None and positions.live_set == code_set(dict(self.views))
+        if lives and (new := record_event_types(connection)):
+            log.info("agent %s: handlers may append these events now: %s", self.name, ", ".join(sorted(new)))
+
+    def ping(self, lane: int = 0) -> None:
+        """Check the connection, write the moves that were deferred, and record event types. Raises DatabaseUnavailable.
+
+        A restored database may lack the types. Handlers wait for them, so no record would come that has the positions read.
+        """
+        with self._connected(lane) as connection:
+            connection.execute("select")
+            if self._committer is not None and self._committer.flush(connection) is CommitStatus.FENCED:
+                self._committer = None
+            if lane == 0 and self.agent == CORE:
+                self.record_event_types(connection)
+
+    # ── batches ──
 
     def apply(self, takes: Takes, turn: int = 0, lane: int = 0) -> BatchResult:
         """Apply records of several partitions in one transaction.
@@ -180,6 +180,70 @@ class Worker:
             result = self._measured(takes, turn, lane)
             span.set_attribute("samefold.status", result.status)
             return result
+
+    def _measured(self, takes: Takes, turn: int, lane: int) -> BatchResult:
+        try:
+            result = self._apply(takes, turn, lane)
+        except DatabaseUnavailable:
+            self._batches[CommitStatus.AWAY].inc()
+            self._most = max(sum(len(records) for _, records in takes.values()) // 2, 1)
+            raise
+        self._batches[result.status].inc()
+        return result
+
+    def _apply(self, takes: Takes, turn: int, lane: int, ended: EngineStop | None = None) -> BatchResult:
+        committer = self._committer
+        if committer is None or turn != self._turn:
+            return BatchResult(CommitStatus.FENCED)
+        started = time.perf_counter()
+        result = BatchResult(CommitStatus.APPLIED)
+        stop: SamefoldError | None = ended
+        batches = []
+        voids = []
+        for partition, (was, records) in takes.items():
+            mine, foreign = self.own(partition, was, records)
+            after, counted, void, unreadable = read_readable(
+                was, mine, decode_value if ended else committer.plan.decode
+            )
+            batch = Batch(partition, was, after, counted)
+            batches.append(batch.until(ended.offset) if ended else batch)
+            stop = stop or unreadable or foreign
+            voids.append(void)
+            _warn(self.settings.events_topic, partition, void)
+        while batches := [batch for batch in batches if batch.next != batch.was]:
+            try:
+                with self._connected(lane) as connection:
+                    result = committer.apply(connection, batches)
+            except EngineStop as error:
+                stop = error
+                batches = [b.until(error.offset) if b.partition == error.partition else b for b in batches]
+                continue
+            if result.status is not CommitStatus.APPLIED:
+                return result
+            commits = sum(len(batch.counted) for batch in batches)
+            _count(self.agent, result, commits, time.perf_counter() - started, voids)
+            break
+        if stop is not None:
+            with self._connected(lane) as connection:
+                # other code goes on from exactly there
+                if committer.flush(connection) is CommitStatus.FENCED:
+                    return BatchResult(CommitStatus.FENCED)
+                if isinstance(stop, PoisonEvent) and self.plan.views[stop.view].stops_alone:
+                    with suppress(errors.LockNotAvailable, errors.DeadlockDetected):  # the next batch meets it again
+                        stop_view(connection, committer.positions, stop)
+                    return BatchResult(CommitStatus.FENCED, stop=stop)
+        return replace(result, readings={batch.partition: batch.next for batch in batches}, stop=stop)
+
+    def own(
+        self,
+        partition: int,  # noqa: ARG002
+        was: Reading,  # noqa: ARG002
+        records: Sequence[Record],
+    ) -> tuple[Sequence[Record], EngineStop | None]:
+        """The records that this code folds, and the error that names the first one that it must not fold."""
+        return records, None
+
+    # ── attempts ──
 
     def attempt(self, takes: Takes, turn: int = 0, lane: int = 0) -> BatchResult:
         """Apply records as `apply` does. A partition's first ones are an attempt, so that an event that ends agents is found.
@@ -245,101 +309,41 @@ class Worker:
         for view in [before.view] if again else views:
             self._keep(partition, before._replace(view=view, number=number, code=code), lane)
             alone = plan if view == READING else plan.only(view)
-            with suppress(EngineStop), self._naming(lane):  # it is raised again where the record is applied
+            with suppress(EngineStop), self._connected(lane) as connection:  # raised again where the record is applied
                 batch, held = decode(alone, partition, read_readable(was, mine, plan.decode)[1]), RowCache(alone)
                 if alone is not plan:
                     tables = committer.positions.tables
-                    hold(plan, ask_for_missing(self._connected(lane), plan, tables, [batch], {partition: held}))
+                    hold(plan, ask_for_missing(connection, plan, tables, [batch], {partition: held}))
                     fold(alone, batch, held, committer.blocked)
         return None
 
     def _keep(self, partition: int, attempt: Attempt, lane: int) -> None:
         query = "update positions set attempt = %s where agent = %s and topic = %s and partition = %s"
-        with self._naming(lane):
-            self._connected(lane).execute(query, (Json(attempt), self.agent, self.settings.events_topic, partition))
+        with self._connected(lane) as connection:
+            connection.execute(query, (Json(attempt), self.agent, self.settings.events_topic, partition))
 
-    def _measured(self, takes: Takes, turn: int, lane: int) -> BatchResult:
-        try:
-            result = self._apply(takes, turn, lane)
-        except DatabaseUnavailable:
-            self._metrics.status(CommitStatus.AWAY)
-            self._most = max(sum(len(records) for _, records in takes.values()) // 2, 1)
-            raise
-        self._metrics.status(result.status)
-        return result
-
-    def _apply(self, takes: Takes, turn: int, lane: int, ended: EngineStop | None = None) -> BatchResult:
-        committer = self._committer
-        if committer is None or turn != self._turn:
-            return BatchResult(CommitStatus.FENCED)
-        started = time.perf_counter()
-        result = BatchResult(CommitStatus.APPLIED)
-        stop: SamefoldError | None = ended
-        batches = []
-        voids = []
-        for partition, (was, records) in takes.items():
-            mine, foreign = self.own(partition, was, records)
-            after, counted, void, unreadable = read_readable(
-                was, mine, decode_value if ended else committer.plan.decode
-            )
-            batch = Batch(partition, was, after, counted)
-            batches.append(batch.until(ended.offset) if ended else batch)
-            stop = stop or unreadable or foreign
-            voids.append(void)
-            _warn(self.settings.events_topic, partition, void)
-        with self._naming(lane):
-            while batches := [batch for batch in batches if batch.next != batch.was]:
-                try:
-                    result = committer.apply(self._connected(lane), batches)
-                except EngineStop as error:
-                    stop = error
-                    batches = [b.until(error.offset) if b.partition == error.partition else b for b in batches]
-                    continue
-                if result.status is not CommitStatus.APPLIED:
-                    return result
-                commits = sum(len(batch.counted) for batch in batches)
-                self._metrics.applied(result, commits, time.perf_counter() - started)
-                self._metrics.void(voids)
-                break
-            # other code goes on from exactly there
-            if stop is not None and committer.flush(self._connected(lane)) is CommitStatus.FENCED:
-                return BatchResult(CommitStatus.FENCED)
-            if isinstance(stop, PoisonEvent) and self.plan.views[stop.view].stops_alone:
-                with suppress(errors.LockNotAvailable, errors.DeadlockDetected):  # the next batch meets the event again
-                    stop_view(self._connected(lane), committer.positions, stop)
-                return BatchResult(CommitStatus.FENCED, stop=stop)
-        return replace(result, readings={batch.partition: batch.next for batch in batches}, stop=stop)
-
-    def close(self, lane: int = 0) -> None:
-        connection, self._connections[lane] = self._connections[lane], None
-        if connection is not None:
-            connection.close()
-
-    def record_event_types(self, connection: Connection, positions: Positions | None = None) -> None:
-        """Let handlers append this code's events, if its views are live."""
-        positions = positions or self.read(connection)
-        lives = positions is not None and positions.live_set == code_set(dict(self.views))
-        if lives and (new := record_event_types(connection)):
-            log.info("agent %s: handlers may append these events now: %s", self.name, ", ".join(sorted(new)))
-
-    def _connected(self, lane: int = 0) -> Connection:
-        connection = self._connections[lane]
-        if connection is None or connection.closed:
-            connection = connect(self.settings, f"samefold {self.name}", short_transactions=True, by_key=True)
-            self._connections[lane] = connection
-        return connection
+    # ── connections ──
 
     @contextmanager
-    def _naming(self, lane: int = 0) -> Iterator[None]:
-        """Turn psycopg's errors into named ones, and close the connection after one."""
+    def _connected(self, lane: int = 0) -> Iterator[Connection]:
+        """The lane's connection. psycopg's errors become named ones, and it is closed after one."""
         try:
-            yield
+            connection = self._connections[lane]
+            if connection is None or connection.closed:
+                connection = connect(self.settings, f"samefold {self.name}", short_transactions=True, by_key=True)
+                self._connections[lane] = connection
+            yield connection
         except psycopg.Error as error:
             self.close(lane)
             raise named_error(error, self.settings) from error
         except DatabaseUnavailable:
             self.close(lane)
             raise
+
+    def close(self, lane: int = 0) -> None:
+        connection, self._connections[lane] = self._connections[lane], None
+        if connection is not None:
+            connection.close()
 
 
 def code_of_authors() -> str:
@@ -359,48 +363,38 @@ def _warn(topic: str, partition: int, void: Sequence[Void]) -> None:
         )
 
 
-def _check_reach(events: Topic, positions: Positions, archived: Mapping[int, int]) -> None:
-    """Raises LogTrimmed if some partition's next record is neither in the log nor in the archive, which has these ends."""
+def check_reach(events: Topic, positions: Positions, archived: Mapping[int, int] | None) -> None:
+    """Raises LogTrimmed if some partition's next record is neither in the log nor in the archive.
+
+    `archived` are the archive's ends, None where the reader reads Kafka only, as Spark's connector does.
+    """
     for partition, reading in positions.readings.items():
         if not events.first[partition] <= reading.next_offset <= events.end[partition]:
-            if reading.next_offset < events.first[partition] <= archived.get(partition, 0):
+            if reading.next_offset < events.first[partition] <= (archived or {}).get(partition, 0):
                 continue
-            raise LogTrimmed(
+            what = (
                 f"{events.name}[{partition}] holds offsets {events.first[partition]} to {events.end[partition]}, but "
-                f"agent '{positions.agent}' continues at {reading.next_offset}, which is not in the archive either.",
+                f"agent '{positions.agent}' continues at {reading.next_offset}"
+            )
+            if archived is None:
+                hint = "fold the archived records with `--on faust`, or restore the log."
+                raise LogTrimmed(f"{what}.", f"Spark's connector reads Kafka only: {hint}")
+            raise LogTrimmed(
+                f"{what}, which is not in the archive either.",
                 "The log was trimmed without `samefold archive`, or lost its end. Restore it, or start with an empty database.",
             )
 
 
-class _Metrics:
-    """The metrics of one agent's batches. Thread-safe."""
-
-    def __init__(self, agent: str) -> None:
-        self._agent = agent
-        self._statuses = {status: metrics.AGENT_BATCHES.labels(agent, status) for status in CommitStatus}
-        self._batch_commits = metrics.AGENT_BATCH_COMMITS.labels(agent)
-        self._batch_seconds = metrics.AGENT_BATCH_SECONDS.labels(agent)
-        self._commits = metrics.AGENT_COMMITS.labels(agent)
-        self._events = metrics.AGENT_EVENTS.labels(agent)
-        self._rows = metrics.AGENT_ROWS.labels(agent)
-
-    def status(self, status: CommitStatus) -> None:
-        self._statuses[status].inc()
-
-    def applied(self, result: BatchResult, commits: int, seconds: float) -> None:
-        """A batch's transaction was committed."""
-        self._batch_commits.observe(commits)
-        self._batch_seconds.observe(seconds)
-        self._commits.inc(commits)
-        self._events.inc(result.events)
-        self._rows.inc(result.rows)
-        for why in result.retries:
-            metrics.AGENT_RETRIES.labels(self._agent, why).inc()
-        for one in result.parked:
-            metrics.AGENT_PARKED.labels(self._agent, one.view).inc()
-
-    def void(self, voids: Iterable[Sequence[Void]]) -> None:
-        """Void records that the position has passed."""
-        for void in filter(None, voids):
-            for why, count in Counter(one.reason for one in void).items():
-                metrics.AGENT_VOID.labels(self._agent, why).inc(count)
+def _count(agent: str, result: BatchResult, commits: int, seconds: float, voids: Iterable[Sequence[Void]]) -> None:
+    """A batch's transaction was committed; `voids` are void records that the position has passed."""
+    metrics.AGENT_BATCH_COMMITS.labels(agent).observe(commits)
+    metrics.AGENT_BATCH_SECONDS.labels(agent).observe(seconds)
+    metrics.AGENT_COMMITS.labels(agent).inc(commits)
+    metrics.AGENT_EVENTS.labels(agent).inc(result.events)
+    metrics.AGENT_ROWS.labels(agent).inc(result.rows)
+    for why in result.retries:
+        metrics.AGENT_RETRIES.labels(agent, why).inc()
+    for parked in result.parked:
+        metrics.AGENT_PARKED.labels(agent, parked.view).inc()
+    for why, count in Counter(one.reason for void in voids for one in void).items():
+        metrics.AGENT_VOID.labels(agent, why).inc(count)

@@ -17,7 +17,7 @@ from projections.engine.rebuild.switch import Pointer, pointers
 from projections.engine.store.parking import ParkedStream, parked_streams
 from projections.engine.store.positions import Positions, StoppedView, read_positions, stopped_views
 from projections.engine.views.core_views import code_set
-from projections.engine.views.view import View
+from projections.engine.views.view import POLICY, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,8 @@ def lag_of(settings: Settings, readings: Mapping[int, Reading], topic: topics.To
     return AgentLag(sum(behind.values()), waiting)
 
 
-_RETIRED = """
+_RETIRED = f"""
 select distinct agent from positions
- where topic = %s and agent not in (select agent from live) and not starts_with(agent, 'policy_') and agent != all(%s)
+ where topic = %s and agent not in (select agent from live) and not starts_with(agent, '{POLICY}') and agent != all(%s)
  order by agent
-"""
+"""  # noqa: S608

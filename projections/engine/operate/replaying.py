@@ -18,6 +18,7 @@ from infra.log.rule import START, Counted, Reading
 from infra.settings import Settings
 from projections.engine.fold.fold import Blocked, Parked, RowCache, decode
 from projections.engine.fold.plan import Plan
+from projections.engine.operate.verify import NotLive
 from projections.engine.rebuild.builds import (
     Build,
     BuildState,
@@ -28,11 +29,10 @@ from projections.engine.rebuild.builds import (
     read_skips,
     remove_table,
 )
-from projections.engine.rebuild.load import counted_to
+from projections.engine.rebuild.folded import counted_to
 from projections.engine.store.parking import ParkedStream, parked_streams
 from projections.engine.store.positions import Positions, lock_positions, read_positions, set_generation
-from projections.engine.store.writing import ask_for_missing, fold_and_write, hold
-from projections.engine.verify.verify import NotLive
+from projections.engine.store.writing import fold_and_write
 from projections.engine.views.view import View
 
 FEW_RECORDS = 2_000
@@ -181,7 +181,6 @@ class _Replay:
         batch = decode(plan, parked.partition, self.commits)
         held, tables = {parked.partition: RowCache(plan)}, {view.name: parked.table}
         # states are folded from the stream's beginning; only the view's own rows come from the database
-        hold(plan, ask_for_missing(connection, plan, tables, [batch], held))
         _, again = fold_and_write(connection, plan, tables, [batch], held=held, blocked=blocked)
         stop = again[0].version if again else None
         taken = [

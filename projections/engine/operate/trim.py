@@ -25,11 +25,11 @@ from infra.log.contract import require_contract
 from infra.log.records import Headers
 from infra.log.source import NotHeld, read_held
 from infra.log.topics import TIMEOUT_S, Topic, describe, offsets_at, require_same
-from infra.processes.engines import Progress, Silent
+from infra.processes.engines import SILENT, Progress
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
-from projections.engine.rebuild.build_locks import builder, by_whom
 from projections.engine.rebuild.builds import FILLING, abandon_dead, builds_of, claim_of
+from projections.engine.rebuild.claims import builder, by_whom
 from projections.engine.store.positions import AGENTS
 
 
@@ -94,14 +94,13 @@ def _cut(partition: int, first: int, wanted: int, limits: list[Limit]) -> Cut:
     return Cut(partition, first, to, lowest.whose if lowest.offset < wanted else "")
 
 
-def trim_log(settings: Settings, topic: Topic, cuts: list[Cut], *, progress: Progress | None = None) -> list[Cut]:
+def trim_log(settings: Settings, topic: Topic, cuts: list[Cut], *, progress: Progress = SILENT) -> list[Cut]:
     """Delete each cut's records, within the current limits, after a check that the archive's files hold them. Returns what was cut.
 
     Raises ArchiveDiffers, TopicChanged, WrongArchive, ArchiveDamaged, ArchiveMissing, ManifestBroken, ArchiveAway, TrimRefused,
     KafkaUnavailable, DatabaseUnavailable.
     """
     reach("trim planned")
-    progress = progress or Silent()
     progress.begin("check", sum(cut.records for cut in cuts))
     done = []
     with builder(settings, "archive trim") as connection:

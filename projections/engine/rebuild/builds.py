@@ -13,25 +13,36 @@ emptied or dropped at once, unless readers may still query it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
+import psycopg
 from psycopg import errors, sql
 from psycopg.types.json import Jsonb
 
-from infra.database.connect import Connection, DatabaseBehind, as_login
+from infra.database.connect import Connection, DatabaseBehind, as_login, connect, named_errors
 from infra.database.roles import settle
 from infra.errors import SamefoldError
 from infra.log.rule import Reading
 from infra.processes.faultpoints import reach
+from infra.settings import Settings
 from projections.engine.fold.as_of import Cut
 from projections.engine.fold.fold import Blocked
-from projections.engine.rebuild.build_locks import TERMINATE_MS, build_abandoned, claim, release, try_claim
-from projections.engine.store.positions import Positions, read_positions, skips_of, write_build_positions
+from projections.engine.rebuild.claims import (
+    TERMINATE_MS,
+    BuildAlive,
+    build_abandoned,
+    builder,
+    claim,
+    release,
+    try_claim,
+)
+from projections.engine.store.positions import Positions, read_positions, skips_of, stopped_views, write_build_positions
 from projections.engine.views.sql_views import is_in_sql_view, replace_sql_view
 from projections.engine.views.view import View
 
@@ -54,6 +65,7 @@ class BuildState(StrEnum):
 FILLING = (BuildState.LOADING, BuildState.PAST_LOADING)
 """The states in which rows are loaded."""
 OF_THE_PAST = (BuildState.PAST, BuildState.PAST_LOADING)
+LEFT = (BuildState.OLD, BuildState.ABANDONED)
 
 
 class NotStarted(SamefoldError):
@@ -62,6 +74,10 @@ class NotStarted(SamefoldError):
 
 class TableBusy(SamefoldError):
     """A table is in use and can't be altered or dropped."""
+
+
+class NotDroppable(SamefoldError):
+    """A table is live, or does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +151,7 @@ def begin(
 ) -> tuple[list[Build], Pin]:
     """Claim the views, abandon their unfinished builds, create an empty table for each, and pin the leader's positions.
 
-    `views` belong to one agent; `leader` is the agent whose positions they follow. Raises BuildAlive, NotStarted, TableBusy.
+    `views` belong to one agent; `leader` is the agent whose positions they follow. Raises BuildAlive, NotStarted.
     """
     views = sorted(views, key=lambda view: view.name)
     names = [view.name for view in views]
@@ -144,7 +160,7 @@ def begin(
     for build in builds_of(connection, names):
         if build.state in (BuildState.LOADING, BuildState.READY):
             abandon(connection, build)
-    _positions(connection, leader, topic)  # before a table is taken that the first start wants
+    positions_of(connection, leader, topic)  # before a table is taken that the first start wants
     ids = [create(connection, uuid4(), view, code_set) for view in views]
     return _pin(connection, ids, names, leader, topic)
 
@@ -152,7 +168,7 @@ def begin(
 def create(
     connection: Connection, build: UUID, view: View, code_set: Mapping[str, int], *, as_of: str | None = None
 ) -> UUID:
-    """A build with an empty table; with `as_of` one of the past. Raises DatabaseBehind, TableBusy."""
+    """A build with an empty table; with `as_of` one of the past. Raises DatabaseBehind."""
     state = BuildState.LOADING if as_of is None else BuildState.PAST_LOADING
 
     def make() -> UUID:
@@ -168,7 +184,10 @@ def create(
             if as_of is None and exists(connection, view.table_name):
                 _make_table_alike(connection, view, table)
             else:
-                _make_declared_table(connection, view, table)
+                from projections.engine.views.tables import to_make  # SQLAlchemy, which only a rebuild imports
+
+                for statement in to_make(view, table):
+                    connection.execute(statement)
             comment_on(connection, table, view.comment)
             settle(connection, table)
         drop_keys(connection, table)
@@ -191,14 +210,6 @@ def _free_table(connection: Connection, view: View, *, of_the_past: bool) -> tup
     while (table := f"{view.table_name}_{suffix}{number}") in used or exists(connection, table):
         number += 1
     return table, True
-
-
-def _make_declared_table(connection: Connection, view: View, table: str) -> None:
-    """An empty table as this code declares it."""
-    from projections.engine.views.tables import to_make  # SQLAlchemy, which only a rebuild imports
-
-    for statement in to_make(view, table):
-        connection.execute(statement)
 
 
 def _make_table_alike(connection: Connection, view: View, table: str) -> None:
@@ -241,7 +252,7 @@ def _pin(
     with connection.transaction():
         lock_skips(connection, views)
         builds = lock_builds(connection, ids)
-        positions = _positions(connection, agent, topic)
+        positions = positions_of(connection, agent, topic)
         for build in builds:
             write_build_positions(connection, build.id, topic, positions.readings)
         pinned = by_id(connection, ids), Pin(positions.readings, read_skips(connection, views))
@@ -249,8 +260,8 @@ def _pin(
     return pinned
 
 
-def _positions(connection: Connection, agent: str, topic: str) -> Positions:
-    """Raises NotStarted."""
+def positions_of(connection: Connection, agent: str, topic: str) -> Positions:
+    """An agent's positions. Raises NotStarted."""
     positions = read_positions(connection, agent, topic)
     if positions is None:
         raise NotStarted(
@@ -275,13 +286,6 @@ def read_skips(connection: Connection, views: Iterable[str]) -> Blocked:
     return Blocked({}, skips_of(found.fetchall()))
 
 
-def make_ready(connection: Connection, build: Build, partitions: int) -> None:
-    """`loading` → `ready`, when all parts are written. Raises BuildAbandoned."""
-    with connection.transaction():
-        finish_loading(connection, build, BuildState.READY, partitions)
-    reach("build ready")
-
-
 def finish_loading(connection: Connection, build: Build, state: BuildState, partitions: int) -> None:
     """Set the state that follows loading, when all parts are written. Raises BuildAbandoned."""
     moved = connection.execute(
@@ -293,11 +297,11 @@ def finish_loading(connection: Connection, build: Build, state: BuildState, part
         raise build_abandoned(build.table)
 
 
-# ── abandoning and dropping ──
+# ── abandoning ──
 
 
 def abandon(connection: Connection, build: Build) -> None:
-    """Abandon a build that never was live, or of the past: end its loaders, then remove its table. Raises TableBusy."""
+    """Abandon a build that never was live, or of the past: end its loaders, then remove its table."""
     moved = connection.execute(
         "update builds set state = 'abandoned' where id = %s and state in ('loading', 'ready', 'past-loading', 'past')",
         (build.id,),
@@ -307,8 +311,21 @@ def abandon(connection: Connection, build: Build) -> None:
         remove_table(connection, build)
 
 
+@contextmanager
+def abandoned_after_errors(connection: Connection, made: list[UUID]) -> Iterator[None]:
+    """Abandon these builds when the block fails. That only tidies up: otherwise the next run does it."""
+    try:
+        yield
+    except BaseException:
+        with suppress(psycopg.Error, SamefoldError):
+            for build in by_id(connection, made):
+                abandon(connection, build)
+            made.clear()  # no other process abandoned them
+        raise
+
+
 def abandon_dead(connection: Connection, builds: Iterable[Build]) -> None:
-    """Abandon those of these builds whose builder has ended: its claim ended with its session. Raises TableBusy."""
+    """Abandon those of these builds whose builder has ended: its claim ended with its session."""
     for build in builds:
         if build.state in FILLING and try_claim(connection, what := claim_of(build)):
             if [now.state for now in by_id(connection, [build.id])] == [build.state]:  # not finished since
@@ -373,6 +390,57 @@ def with_lock_retry(connection: Connection, ddl: Callable[[], T]) -> T:
                     "End the long query that reads it, and run the command again.",
                 ) from error
             time.sleep(0.05)
+
+
+# ── dropping ──
+
+
+def droppable(settings: Settings, view: str, which: str) -> list[Build]:
+    """A version's (`2`) old and abandoned builds, or the build of one table that is not live, whose tables exist.
+
+    Raises NotDroppable.
+    """
+    with named_errors(settings), connect(settings, "samefold views") as connection:
+        of_view = [build for build in builds_of(connection, [view]) if exists(connection, build.table)]
+        stopped = {one.table for one in stopped_views(connection)}
+    named = [build for build in of_view if which in (build.table, str(build.version), f"v{build.version}")]
+    found = [b for b in named if b.state in LEFT or (b.table == which and b.state is not BuildState.LIVE)]
+    found = [build for build in found if build.table not in stopped]
+    if not found:
+        states = {b.table: "stopped" if b.table in stopped else b.state for b in named or of_view}
+        there = ", ".join(f"{table} is {state}" for table, state in states.items())
+        raise NotDroppable(
+            f"View '{view}' has no table {which} that could be dropped{f': {there}' if there else ''}.",
+            "Old and abandoned tables can be, by version or name, others that are not live by name: `samefold views` lists them.",
+        )
+    return found
+
+
+def drop_tables(settings: Settings, builds: Sequence[Build], view: View | None) -> None:
+    """Drop these tables; no switch can go back to them afterwards. `view` is this code's version of the view.
+
+    The table that this code's version got from its migration is emptied, not dropped: rebuilds are made like it.
+    Raises NotDroppable when one has gone live, BuildAlive while a process builds or switches one.
+    """
+    past = [build for build in builds if build.state in OF_THE_PAST]
+    left = [build for build in builds if build.state not in OF_THE_PAST]
+    was = {build.id: build.state for build in left}
+    with builder(settings, "views drop") as connection:
+        for build in past:
+            if not try_claim(connection, str(build.id)):
+                raise BuildAlive(f"{build.table} is still being made.", "Wait until it is ready, or end what makes it.")
+        for name in sorted({build.view for build in left}):
+            claim(connection, name)
+        with connection.transaction():
+            for build in lock_builds(connection, list(was)):
+                if build.state not in (*LEFT, was[build.id]):
+                    raise NotDroppable(f"{build.table} is {build.state} by now.", "Nothing was dropped.")
+            connection.execute("update builds set state = 'abandoned' where id = any(%s)", (list(was),))
+        for build in left:
+            end_loaders(connection, build.id)
+            remove_table(connection, build, keep=view is not None and build.table == view.table_name)
+        for build in past:
+            abandon(connection, build)
 
 
 def exists(connection: Connection, table: str) -> bool:

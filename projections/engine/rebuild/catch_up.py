@@ -7,28 +7,40 @@ could take a table that is ahead of its agent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
 from uuid import UUID
 
+from confluent_kafka import KafkaError, KafkaException
 from psycopg import errors
 
 from infra.database.connect import Connection
 from infra.errors import SamefoldError
-from infra.log.rule import Reading
+from infra.log import clients
+from infra.log.records import Record
+from infra.log.rule import Reading, read
+from infra.log.source import NO_PROGRESS_S
 from infra.processes.faultpoints import reach
+from infra.processes.workers import Advance
+from infra.settings import Settings
+from projections.engine.fold.errors import LogChanged
 from projections.engine.fold.fold import Blocked, RowCache, decode
 from projections.engine.fold.plan import Plan
-from projections.engine.live.tail import Tail
-from projections.engine.rebuild.build_locks import BuildAbandoned
+from projections.engine.live.log_reader import LogReader
 from projections.engine.rebuild.builds import Build, BuildState, lock_builds, read_skips
+from projections.engine.rebuild.claims import BuildAbandoned
 from projections.engine.store.commit import Batch
-from projections.engine.store.parking import insert_parked
 from projections.engine.store.positions import read_positions, write_build_positions
-from projections.engine.store.writing import ask_for_missing, fold_and_write, hold
+from projections.engine.store.writing import fold_and_write
 from projections.engine.views.view import View
 
 MOST_RECORDS = 20_000
 """In one transaction."""
+AHEAD = 20_000
+"""Most records of one partition that are read ahead, and that one read returns."""
 TRIES = 20
 RETRIED = (errors.LockNotAvailable, errors.DeadlockDetected, errors.SerializationFailure)
 
@@ -39,6 +51,10 @@ class MovedElsewhere(SamefoldError):
 
 class Ahead(SamefoldError):
     """A table has been folded further than its agent."""
+
+
+class NotArrived(SamefoldError):
+    """One read of the log's newest records did not reach its target."""
 
 
 class Group:
@@ -58,17 +74,22 @@ class Group:
         return [build.id for build in self.builds.values()]
 
     def catch_up(
-        self, connection: Connection, tail: Tail, to: Mapping[int, Reading], between: Callable[[], None] = lambda: None
+        self,
+        connection: Connection,
+        tail: Tail,
+        to: Mapping[int, Reading],
+        advance: Advance = lambda _count: None,
     ) -> int:
-        """Fold on to exactly these positions; returns the number of commits. `between` is called between transactions.
+        """Fold on to exactly these positions; returns the number of commits.
 
         Raises MovedElsewhere, BuildAbandoned, Ahead and what folding raises.
         """
+        self.require_not_ahead(to)
         commits = 0
         while batches := tail.towards(self.at, to, MOST_RECORDS):
             self._transaction(connection, tail.topic, batches)
             commits += sum(len(batch.counted) for batch in batches)
-            between()
+            advance(sum(batch.next.next_offset - batch.was.next_offset for batch in batches))
         return commits
 
     def _transaction(self, connection: Connection, topic: str, batches: Sequence[Batch]) -> None:
@@ -106,16 +127,24 @@ class Group:
             if build.positions != self.at:
                 raise MovedElsewhere(f"Another process has moved table {build.table} on.", "Run the command again.")
 
+    def require_not_ahead(self, to: Mapping[int, Reading]) -> None:
+        """Raises Ahead unless the leader has reached the tables' positions."""
+        for partition, reading in self.at.items():
+            if reading.next_offset > to[partition].next_offset:
+                raise Ahead(
+                    f"{', '.join(build.table for build in self.builds.values())} is folded to offset "
+                    f"{reading.next_offset} of partition {partition}, but agent '{self.leader}' is at "
+                    f"{to[partition].next_offset}: the database was restored.",
+                    "Rebuild the view.",
+                )
+
     def fold(self, connection: Connection, topic: str, batches: Sequence[Batch]) -> None:
         """Fold batches into the tables and the builds' positions, in a transaction that has locked and checked them."""
         blocked = self._blocked(connection)
         decoded = [decode(self.plan, batch.partition, batch.counted) for batch in batches]
         held = {one.partition: RowCache(self.plan) for one in decoded}
         tables = {name: build.table for name, build in self.builds.items()}
-        hold(self.plan, ask_for_missing(connection, self.plan, tables, decoded, held))
-        _, parked = fold_and_write(connection, self.plan, tables, decoded, held=held, blocked=blocked)
-        for name, table in tables.items():
-            insert_parked(connection, table, [stream for stream in parked if stream.view == name])
+        fold_and_write(connection, self.plan, tables, decoded, held=held, blocked=blocked)
         at = {**self.at, **{batch.partition: batch.next for batch in batches}}
         for build in self.ids:
             write_build_positions(connection, build, topic, at)
@@ -141,3 +170,96 @@ def groups_at(leader: str, views: Mapping[str, View], builds: Sequence[Build]) -
         at.setdefault(tuple(sorted(build.positions.items())), []).append(build)
     groups = [Group(leader, views, together) for together in at.values()]
     return sorted(groups, key=lambda group: sum(reading.next_offset for reading in group.at.values()))
+
+
+class Tail:
+    """The log's newest records, from given positions on, read ahead so that a switch need not wait for them under locks."""
+
+    def __init__(self, settings: Settings, topic: str, at: Mapping[int, Reading]) -> None:
+        self.settings = settings
+        self.topic = topic
+        self._ahead: dict[int, deque[Record]] = {partition: deque() for partition in at}
+        self._log = LogReader(settings, topic, clients.range_consumer(settings, tells_ends=False))
+        self._log.go_on({partition: reading.next_offset for partition, reading in at.items()})
+
+    def __enter__(self) -> Tail:
+        return self
+
+    def __exit__(self, *_error: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._log.close()
+
+    def exactly(
+        self, at: Mapping[int, Reading], to: Mapping[int, Reading], give_up_s: float = NO_PROGRESS_S
+    ) -> list[Batch]:
+        """The batches from `at` exactly to `to`, in one read. Raises NotArrived and the errors of `towards`."""
+        batches = self.towards(at, to, AHEAD * len(at), give_up_s)
+        reached = {**at, **{batch.partition: batch.next for batch in batches}}
+        if reached != dict(to):
+            raise NotArrived(
+                f"Reading '{self.topic}' up to {_offsets(to)} ended at {_offsets(reached)}.",
+                "Nothing has changed. Run the command again.",
+            )
+        return batches
+
+    def towards(
+        self, at: Mapping[int, Reading], to: Mapping[int, Reading], most: int, give_up_s: float = NO_PROGRESS_S
+    ) -> list[Batch]:
+        """The batches from `at` towards `to`, one for each partition that is not there yet, about `most` records in all.
+
+        They may end before `to`; `exactly` requires that they don't. Calling it again from the same or a later position returns
+        the same records, so a failed transaction can be retried. Raises LogChanged when the log does not lead to `to`,
+        KafkaUnavailable, and the archive's errors.
+        """
+        for partition, target in to.items():
+            if at[partition].next_offset == target.next_offset and at[partition] != target:
+                raise LogChanged(self.topic, partition, at[partition], at[partition], target)
+        self._forget(at)
+        missing = {
+            partition: end.next_offset for partition, end in to.items() if at[partition].next_offset < end.next_offset
+        }
+        share = max(most // max(len(missing), 1), 1)
+        wanted = {
+            partition: min(end, at[partition].next_offset + min(share, AHEAD)) for partition, end in missing.items()
+        }
+        self._read_to(wanted, give_up_s)
+        made = []
+        for partition, end in wanted.items():
+            records = list(islice(self._ahead[partition], end - at[partition].next_offset))
+            reading, counted, _ = read(at[partition], [record for record in records if record.offset < end])
+            if end == missing[partition] and reading != to[partition]:
+                raise LogChanged(self.topic, partition, at[partition], reading, to[partition])
+            made.append(Batch(partition, at[partition], reading, counted))
+        return made
+
+    def read_ahead(self) -> None:
+        """Read what has arrived, without waiting."""
+        self._take(0, {})
+
+    def _forget(self, at: Mapping[int, Reading]) -> None:
+        for partition, ahead in self._ahead.items():
+            while ahead and ahead[0].offset < at[partition].next_offset:
+                ahead.popleft()
+
+    def _read_to(self, wanted: Mapping[int, int], give_up_s: float) -> None:
+        deadline = time.monotonic() + give_up_s
+        while any(self._log.next[partition] < end for partition, end in wanted.items()):
+            if self._take(0.1, wanted):
+                deadline = time.monotonic() + give_up_s
+            elif time.monotonic() > deadline:
+                raise clients.away(self.settings, KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+
+    def _take(self, wait: float, wanted: Mapping[int, int]) -> bool:
+        """Read what has come of partitions that are not read ahead far enough. Returns whether there was any."""
+        there = self._log.next
+        full = {p for p, ahead in self._ahead.items() if len(ahead) >= AHEAD and there[p] >= wanted.get(p, 0)}
+        taken = self._log.take(AHEAD, wait, full)
+        for partition, records in taken.items():
+            self._ahead[partition].extend(records)
+        return bool(taken)
+
+
+def _offsets(readings: Mapping[int, Reading]) -> str:
+    return " ".join(f"{partition}:{reading.next_offset}" for partition, reading in sorted(readings.items()))

@@ -1,21 +1,63 @@
-"""Fold a partition from its beginning, and the rows that its tables then hold: for loading and for verification."""
+"""Read a partition from its beginning to exactly an end, fold it, and the rows that its tables then hold.
+
+For loading, verification and replays.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any
 
 import msgspec
 
-from infra.log.records import time_of
+from infra.log.records import Commit, Opening, decode_value, time_of
+from infra.log.rule import START, Reading, read
+from infra.log.source import read_range
+from infra.settings import Settings
+from projections.engine.fold.as_of import Cut
+from projections.engine.fold.errors import LogChanged
 from projections.engine.fold.fold import Blocked, Changes, Parked, RowCache, decode, fold
-from projections.engine.fold.plan import Plan, combiners
+from projections.engine.fold.plan import Plan
 from projections.engine.store.commit import Batch
 from projections.engine.views.view import Kind, View
 
 StoredRow = tuple[Any, ...]
 """A table's row: stored values in column order, the partition last."""
+
+
+def counted_to(
+    settings: Settings,
+    topic: str,
+    partition: int,
+    end: Reading | Cut,
+    start: Reading = START,
+    decode: Callable[[bytes], Commit | Opening] = decode_value,
+) -> Iterator[Batch]:
+    """The commits that count from `start` up to exactly `end`, in batches.
+
+    The last batch arrives at `end`; a cut at a time may stop earlier, at the first later record. Raises LogChanged when the log
+    leads elsewhere.
+    """
+    reading = start
+    for records in read_range(settings, topic, partition, start.next_offset, end.next_offset):
+        was = reading
+        taken = end.before(records) if isinstance(end, Cut) else records
+        reading, counted, _ = read(was, taken, decode)
+        yield Batch(partition, was, reading, counted)
+        if len(taken) < len(records):
+            return
+    if isinstance(end, Cut):
+        # offsets without a record may lie before it
+        yield Batch(partition, reading, reading._replace(next_offset=end.next_offset), [])
+    else:
+        require_arrival(topic, partition, end, reading, start)
+
+
+def require_arrival(topic: str, partition: int, end: Reading | Cut, reached: Reading, start: Reading = START) -> None:
+    """Raises LogChanged unless reading `reached` its end."""
+    if not (end.is_reached(reached) if isinstance(end, Cut) else reached == end):
+        raise LogChanged(topic, partition, start, reached, end)
 
 
 class Folded:
@@ -37,8 +79,8 @@ class Folded:
         for view, sums in changes.sums.items():
             add_sums(self.plan, view, self.sums[view], sums)
         if changes.parked:
-            self.parked += changes.parked.values()
-            self.blocked = blocking(self.blocked, changes.parked.values())
+            self.parked += changes.parked
+            self.blocked = self.blocked.and_parked(changes.parked)
         return changes
 
     def parked_of(self, view: str) -> list[Parked]:
@@ -59,17 +101,11 @@ class Folded:
                 return _stored(view, (in_order((*key, *increments)) for key, increments in sums), partition)
 
 
-def blocking(blocked: Blocked, parked: Iterable[Parked]) -> Blocked:
-    """`blocked`, with these streams parked, too."""
-    since = {(one.view, one.stream): one.version for one in parked}
-    return Blocked({**blocked.parked, **since}, blocked.skips)
-
-
 def add_sums(
     plan: Plan, view: str, sums: dict[tuple[Any, ...], list[Any]], more: Mapping[tuple[Any, ...], list[Any]]
 ) -> None:
     """Add increments to sums, key by key, as the view's columns combine."""
-    combine = combiners(plan.views[view])
+    combine = plan.sums[view].combine
     for key, increments in more.items():
         before = sums.get(key)
         sums[key] = (

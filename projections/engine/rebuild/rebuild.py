@@ -7,25 +7,31 @@ killed one left.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from uuid import UUID
-
-import psycopg
 
 from infra.database.connect import Connection, connect, named_errors
 from infra.errors import SamefoldError
 from infra.log.contract import require_contract
-from infra.processes.engines import EngineFor, Local, Progress, Silent
+from infra.processes.engines import SILENT, EngineFor, Progress, local
+from infra.processes.faultpoints import reach
 from infra.settings import Settings
 from projections.engine.live.startup import check_shapes
-from projections.engine.rebuild.build_locks import builder, claim, end_builders
-from projections.engine.rebuild.builds import Build, BuildState, abandon, begin, builds_of, by_id, make_ready
-from projections.engine.rebuild.filling import Filled, Filling
+from projections.engine.rebuild.builds import (
+    Build,
+    BuildState,
+    abandoned_after_errors,
+    begin,
+    builds_of,
+    by_id,
+    finish_loading,
+)
+from projections.engine.rebuild.claims import builder, claim, end_builders
+from projections.engine.rebuild.load import Filled, Filling
 from projections.engine.rebuild.switch import Pointer, Switched, leader_of, plan_move, pointers, switch
-from projections.engine.store.positions import STOPPED, stopped_views
+from projections.engine.store.positions import stopped_views
 from projections.engine.views.core_views import code_set, states_told_to
-from projections.engine.views.sql_views import WAIT_S, replace_sql_view
+from projections.engine.views.sql_views import STOPPED, WAIT_S, replace_sql_view
 from projections.engine.views.view import View
 
 
@@ -70,14 +76,13 @@ def rebuild(
     *,
     make_live: bool = True,
     end_others: bool = False,
-    engine_for: EngineFor | None = None,
-    processes: int | None = None,
-    progress: Progress | None = None,
+    engine_for: EngineFor = local,
+    progress: Progress = SILENT,
     wait_s: float = WAIT_S,
 ) -> Rebuilt:
     """Rebuild these views, or without names all that this code needs, and make them live; `views` are all of this code's.
 
-    The load runs on `engine_for(records)`, by default on local `processes`. `end_others` first ends processes that build or switch
+    The load runs on `engine_for(records)`, by default on local processes. `end_others` first ends processes that build or switch
     one of the views. `wait_s` is for sessions that lock a view's SQL view; the builds are kept where they go on.
 
     A journal brings its contexts' states. Views that this code no longer has are removed by the switch; other views that this code
@@ -85,7 +90,7 @@ def rebuild(
 
     Raises UnknownView, SetDiffers, BuildAlive, BuildAbandoned, SwitchTimedOut, ViewInUse and what folding raises.
     """
-    result, progress = Rebuilt(), progress or Silent()
+    result = Rebuilt()
     made: list[UUID] = []
     with builder(settings, "rebuild", made) as connection:
         require_contract(settings, connection)
@@ -99,7 +104,7 @@ def rebuild(
             move = plan_move(live, [*wanted, *(build.view for build in along)], views)
             if not wanted and not along and not move.removed:
                 return result
-        filling = Filling(settings, connection, engine_for or (lambda _: Local(processes)), progress, result)
+        filling = Filling(settings, connection, engine_for, progress, result)
         ready = _build(filling, [views[name] for name in wanted], views, live, made)
         result.tables = {build.view: build.table for build in ready}
         if make_live:
@@ -119,7 +124,7 @@ def _build(
 ) -> list[Build]:
     """Fill the wanted views' tables, agent by agent; their builds, ready. Those that are made are added to `made`."""
     connection, topic = filling.connection, filling.settings.events_topic
-    try:
+    with abandoned_after_errors(connection, made):
         for agent in sorted({view.agent for view in wanted}):
             of_agent = {view.name: view for view in wanted if view.agent == agent}
             whole = code_set({name: view for name, view in views.items() if view.agent == agent})
@@ -127,15 +132,9 @@ def _build(
             made.extend(build.id for build in fresh)
             filling.fill(fresh, pin, of_agent)
             for build in fresh:
-                make_ready(connection, build, len(pin.ends))
+                finish_loading(connection, build, BuildState.READY, len(pin.ends))
+                reach("build ready")
         return by_id(connection, made)
-    except BaseException:
-        # only tidies up: otherwise the next run does it
-        with suppress(psycopg.Error, SamefoldError):
-            for build in by_id(connection, made):
-                abandon(connection, build)
-            made.clear()
-        raise
 
 
 def go_to(
@@ -143,7 +142,7 @@ def go_to(
     names: Iterable[str],
     views: Mapping[str, View],
     *,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     wait_s: float = WAIT_S,
 ) -> Switched:
     """Make existing builds of this code's versions live: of these views, or without names of all that this code needs.
@@ -165,7 +164,7 @@ def go_to(
 
 
 def resume(
-    settings: Settings, names: Iterable[str], views: Mapping[str, View], *, progress: Progress | None = None
+    settings: Settings, names: Iterable[str], views: Mapping[str, View], *, progress: Progress = SILENT
 ) -> Switched:
     """Catch stopped views up from where they stopped and make them live again: a switch to their own tables.
 

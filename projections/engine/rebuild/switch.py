@@ -18,18 +18,16 @@ from infra.database.connect import Connection, longest_transaction_ms, patient_m
 from infra.errors import SamefoldError
 from infra.log.clients import KafkaUnavailable
 from infra.log.rule import Reading
-from infra.processes.engines import Progress, Silent
+from infra.processes.engines import SILENT, Progress
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
-from projections.engine.live.tail import AHEAD, NotArrived, Tail
-from projections.engine.rebuild.builds import Build, BuildState, NotStarted, builds_of, by_id, lock_builds
-from projections.engine.rebuild.catch_up import Ahead, Group, groups_at
+from projections.engine.rebuild.builds import Build, BuildState, builds_of, by_id, lock_builds, positions_of
+from projections.engine.rebuild.catch_up import AHEAD, Group, NotArrived, Tail, groups_at
 from projections.engine.store.commit import Batch
 from projections.engine.store.event_types import drop_other_event_types
 from projections.engine.store.positions import (
     POINTERS,
     lock_positions,
-    read_positions,
     set_generation,
     write_build_positions,
 )
@@ -152,7 +150,7 @@ def switch(
     builds: Sequence[Build],
     views: Mapping[str, View],
     *,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     give_up_s: float = GIVE_UP_S,
     wait_s: float = WAIT_S,
 ) -> Switched:
@@ -162,7 +160,7 @@ def switch(
 
     Raises SetDiffers, SwitchTimedOut, BuildAbandoned, MovedElsewhere, Ahead, ViewInUse and what folding raises.
     """
-    return _Switch(settings, connection, builds, views, progress or Silent()).run(give_up_s, wait_s)
+    return _Switch(settings, connection, builds, views, progress).run(give_up_s, wait_s)
 
 
 class _Switch:
@@ -243,9 +241,7 @@ class _Switch:
         """Catch every agent's builds up to the current positions of the agent that they follow."""
         for agent in {build.agent for build in self.builds}:
             leader = leader_of(agent, self.live)
-            positions = read_positions(self.connection, leader, self.topic)
-            if positions is None:
-                raise NotStarted(f"Agent '{leader}' has not started yet.", "Start it first: `samefold run agent`.")
+            positions = positions_of(self.connection, leader, self.topic)
             if agent not in self.groups:
                 self.groups[agent] = self._level(leader, [build for build in self.builds if build.agent == agent])
                 self.tails[agent] = Tail(self.settings, self.topic, self.groups[agent].at)
@@ -265,15 +261,7 @@ class _Switch:
         return group
 
     def _catch_up(self, group: Group, tail: Tail, to: Mapping[int, Reading]) -> None:
-        self._refuse_what_is_ahead(group, to)
-        left = _distance(group.at, to)
-
-        def moved() -> None:
-            nonlocal left
-            was, left = left, _distance(group.at, to)
-            self.progress.advance(was - left)
-
-        self.commits += group.catch_up(self.connection, tail, to, moved)
+        self.commits += group.catch_up(self.connection, tail, to, self.progress.advance)
 
     # ── under the locks ──
 
@@ -288,11 +276,16 @@ class _Switch:
             idle_ms = self.settings.idle_in_transaction_timeout_ms
             self.connection.execute(f"set local idle_in_transaction_session_timeout = {idle_ms}")
             self.connection.execute(f"set local transaction_timeout = {longest_transaction_ms(self.settings)}")
-            at = self._lock_positions()
+            # a new agent has none: it uses CORE's
+            at = lock_positions(
+                self.connection, {*self.move.agents, *leaders(self.move, self.live).values()}, self.topic
+            )
             locked = time.monotonic()
             reach("switch locked")
             live = pointers(self.connection)
-            outgoing = self._outgoing_builds(live)
+            names = {build.view for build in self.builds} | {name for name in live if name not in self.views}
+            tables = {pointer.table for pointer in live.values()}
+            outgoing = [build for build in builds_of(self.connection, names) if build.table in tables]
             builds = lock_builds(self.connection, [*(build.id for build in self.builds), *(b.id for b in outgoing)])
             move = plan_move(live, [build.view for build in self.builds], self.views)
             if move.agents != self.move.agents or leaders(move, live) != leaders(move, self.live):
@@ -300,7 +293,7 @@ class _Switch:
             to = self._targets(at, live, move)
             for agent, group in self.groups.items():
                 group.check([build for build in builds if build.id in group.ids])
-                self._refuse_what_is_ahead(group, to[agent])
+                group.require_not_ahead(to[agent])
                 if _distance(group.at, to[agent]) > few:
                     raise _TooMuch
             self._require_in_sql_views()
@@ -318,11 +311,6 @@ class _Switch:
             self.commits += sum(len(batch.counted) for batch in applied)
         return time.monotonic() - locked
 
-    def _lock_positions(self) -> dict[str, dict[int, Reading]]:
-        """All the agents' positions, locked. A new agent has none; it uses CORE's."""
-        agents = {*self.move.agents, *leaders(self.move, self.live).values()}
-        return lock_positions(self.connection, agents, self.topic)
-
     def _targets(
         self, at: Mapping[str, dict[int, Reading]], live: Mapping[str, Pointer], move: Move
     ) -> dict[str, dict[int, Reading]]:
@@ -334,21 +322,6 @@ class _Switch:
                 if behind:
                     raise _Behind
         return to
-
-    def _outgoing_builds(self, live: Mapping[str, Pointer]) -> list[Build]:
-        names = {build.view for build in self.builds} | {name for name in live if name not in self.views}
-        tables = {pointer.table for pointer in live.values()}
-        return [build for build in builds_of(self.connection, names) if build.table in tables]
-
-    def _refuse_what_is_ahead(self, group: Group, to: Mapping[int, Reading]) -> None:
-        for partition, reading in group.at.items():
-            if reading.next_offset > to[partition].next_offset:
-                raise Ahead(
-                    f"{', '.join(build.table for build in group.builds.values())} is folded to offset "
-                    f"{reading.next_offset} of partition {partition}, but agent '{group.leader}' is at "
-                    f"{to[partition].next_offset}: the database was restored.",
-                    "Rebuild the view.",
-                )
 
     def _require_in_sql_views(self) -> None:
         for build in self.builds:

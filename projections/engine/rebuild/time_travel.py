@@ -8,26 +8,21 @@ processes may build the view meanwhile. What a killed builder left is removed by
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from uuid import uuid4
 
-import psycopg
-
 from infra.database.connect import Connection
-from infra.errors import SamefoldError
 from infra.log.contract import require_contract
 from infra.log.rule import START
-from infra.processes.engines import EngineFor, Local, Progress, Silent
+from infra.processes.engines import SILENT, EngineFor, Progress, local
 from infra.settings import Settings
 from projections.engine.fold.as_of import AsOf, cuts, in_words
-from projections.engine.rebuild.build_locks import builder, try_claim
 from projections.engine.rebuild.builds import (
     BuildState,
     Pin,
-    abandon,
     abandon_dead,
+    abandoned_after_errors,
     builds_of,
     by_id,
     comment_on,
@@ -35,7 +30,8 @@ from projections.engine.rebuild.builds import (
     finish_loading,
     read_skips,
 )
-from projections.engine.rebuild.filling import Filled, Filling
+from projections.engine.rebuild.claims import builder, try_claim
+from projections.engine.rebuild.load import Filled, Filling
 from projections.engine.store.positions import write_build_positions
 from projections.engine.views.columns import Role
 from projections.engine.views.core_views import code_set
@@ -58,11 +54,10 @@ def look_back(
     views: Iterable[View],
     as_of: AsOf,
     *,
-    engine_for: EngineFor | None = None,
-    processes: int | None = None,
-    progress: Progress | None = None,
+    engine_for: EngineFor = local,
+    progress: Progress = SILENT,
 ) -> LookedBack:
-    """Fold the log up to a moment into new tables, on `engine_for(records)`, by default on local `processes`.
+    """Fold the log up to a moment into new tables, on `engine_for(records)`, by default on local processes.
 
     The moment may be beyond the agent's position, but not beyond the log's end. Raises BadMoment, ContractBroken, BuildAbandoned
     and what folding raises.
@@ -76,15 +71,13 @@ def look_back(
         abandon_dead(
             connection, [build for build in builds_of(connection, by_name) if build.state is BuildState.PAST_LOADING]
         )
-        try:
+        with abandoned_after_errors(connection, ids):
             for build_id, view in zip(ids, by_name.values(), strict=True):
                 try_claim(connection, str(build_id))  # before other sessions see the build
                 create(connection, build_id, view, code_set({view.name: view}), as_of=result.as_of)
             builds = by_id(connection, ids)
             pin = Pin(ends, read_skips(connection, by_name))
-            filling = Filling(
-                settings, connection, engine_for or (lambda _: Local(processes)), progress or Silent(), result
-            )
+            filling = Filling(settings, connection, engine_for, progress, result)
             reached = dict.fromkeys(ends, START) | filling.fill(builds, pin, by_name)
             for build in builds:
                 with connection.transaction():
@@ -92,12 +85,6 @@ def look_back(
                     write_build_positions(connection, build.id, settings.events_topic, reached)
                     text = f"view {build.view}, version {build.version}, as of {build.as_of}"
                     comment_on(connection, build.table, text)
-        except BaseException:
-            # only tidies up: otherwise the next time travel does it
-            with suppress(psycopg.Error, SamefoldError):
-                for build in by_id(connection, ids):
-                    abandon(connection, build)
-            raise
         result.positions = {partition: reading.next_offset for partition, reading in sorted(reached.items())}
         result.tables = {build.view: build.table for build in builds}
         result.queries = {build.view: query_of(connection, by_name[build.view], build.table) for build in builds}

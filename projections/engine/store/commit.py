@@ -38,8 +38,8 @@ from projections.engine.fold.fold import (
 from projections.engine.fold.plan import Plan
 from projections.engine.store.parking import insert_parked
 from projections.engine.store.positions import Positions, channel
-from projections.engine.store.rows import Refused, Statement, writes
-from projections.engine.store.writing import ask_for_missing, fold_and_write, hold, is_refusal
+from projections.engine.store.rows import Refused, Statement, ask_for_missing, hold, writes
+from projections.engine.store.writing import fold_and_write, is_refusal
 from projections.engine.views import binary_arrays
 
 log = logging.getLogger(__name__)
@@ -131,17 +131,16 @@ _FENCED = errors.DivisionByZero
 class Committer:
     """Applies batches for one agent, from one reading of the positions on. `held` is the row cache of that reading.
 
-    Batches of different partitions may be applied at once, in threads of their own. `pause` waits before a retry.
+    Batches of different partitions may be applied at once, in threads of their own.
 
     With `defers`, for one thread, a batch that changes no row moves its position a little later: with the partition's next batch
     that does, after DEFER_S, or in `flush`.
     """
 
-    def __init__(
-        self, plan: Plan, positions: Positions, pause: Callable[[float], None] | None = None, *, defers: bool = False
-    ) -> None:
+    def __init__(self, plan: Plan, positions: Positions, *, defers: bool = False) -> None:
         self.plan = plan
-        self.pause = pause or time.sleep
+        self.pause: Callable[[float], None] = time.sleep
+        """Before a retry."""
         self._defers = defers
         self._deferred: dict[int, _Deferred] = {}
         """By partition, the move that has not been written."""
@@ -207,7 +206,7 @@ class Committer:
     def _pipelined(self, connection: Connection, batches: Sequence[Batch], decoded: Sequence[Decoded]) -> BatchResult:
         """One round trip if all rows are cached; else one for the fence and the rows, and one for all writes."""
         changes = None
-        if not any(keys_to_load(one, self.held[one.partition]) for one in decoded):
+        if not any(keys_to_load(self.plan, one, self.held[one.partition]) for one in decoded):
             try:
                 changes = self._fold(decoded, self.blocked)  # before the positions are locked
             except TooSlowFold:
@@ -234,8 +233,8 @@ class Committer:
                     cursor = connection.execute(query, parameters)
                     if answer is not None:
                         answers.append((answer, cursor))
-                parked = [one for change in changes for one in change.parked.values()]
-                self._park(connection, parked)
+                parked = [one for change in changes for one in change.parked]
+                insert_parked(connection, self.positions.tables, parked)
                 reach("rows sent")
                 committing = True
                 connection.execute("commit")
@@ -264,9 +263,7 @@ class Committer:
             connection.rollback()
             return BatchResult(CommitStatus.FENCED)
         tables = {name: self.positions.tables[name] for name in self.plan.views}
-        hold(self.plan, ask_for_missing(connection, self.plan, tables, decoded, self.held))
         changes, parked = fold_and_write(connection, self.plan, tables, decoded, held=self.held, blocked=self.blocked)
-        self._park(connection, parked)
         try:
             connection.execute("commit")
         except psycopg.Error:
@@ -308,19 +305,14 @@ class Committer:
     def _fold(self, decoded: Sequence[Decoded], blocked: Blocked) -> list[Changes]:
         return [fold(self.plan, one, self.held[one.partition], blocked) for one in decoded]
 
-    def _park(self, connection: Connection, parked: Sequence[Parked]) -> None:
-        for one in parked:
-            insert_parked(connection, self.positions.tables[one.view], [one])
-
     def _applied(self, decoded: Sequence[Decoded], changes: Sequence[Changes], parked: Sequence[Parked]) -> BatchResult:
         for change in changes:
             self.held[change.partition].merge(change)
         for one in parked:
             log.warning("parked %s for view %s from version %d on: %s", one.stream, one.view, one.version, one.error)
         if parked:
-            since = {(one.view, one.stream): one.version for one in parked}
             with self._parking:
-                self.blocked = Blocked({**self.blocked.parked, **since}, self.blocked.skips)
+                self.blocked = self.blocked.and_parked(parked)
         events = sum(len(one.items) for one in decoded)
         rows = sum(changed_rows(self.plan, change) for change in changes)
         return BatchResult(CommitStatus.APPLIED, parked=tuple(parked), events=events, rows=rows)

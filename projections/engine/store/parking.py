@@ -5,7 +5,7 @@ Only the first parked event is recorded. All later ones of the stream are parked
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -40,13 +40,16 @@ class Dropped:
     at: datetime
 
 
-def insert_parked(connection: Connection, table: str, parked: Iterable[Parked]) -> None:
-    """Record the streams that a fold parked, in the transaction that writes its rows. Streams parked earlier stay as they are."""
+def insert_parked(connection: Connection, tables: Mapping[str, str], parked: Iterable[Parked]) -> None:
+    """Record the streams that a fold parked, in the transaction that writes its rows. Streams parked earlier stay as they are.
+
+    `tables` are by view.
+    """
     for one in parked:
         connection.execute(
             "insert into parked (table_name, stream, view, partition, since_offset, since_version, error) "
             "values (%s, %s, %s, %s, %s, %s, %s) on conflict (table_name, stream) do nothing",
-            (table, one.stream, one.view, one.partition, one.offset, one.version, one.error),
+            (tables[one.view], one.stream, one.view, one.partition, one.offset, one.version, one.error),
         )
 
 

@@ -14,8 +14,9 @@ from uuid import UUID, uuid4
 
 from infra.database.connect import Connection
 from infra.log.rule import Reading
-from projections.engine.fold.errors import POLICY
 from projections.engine.fold.fold import Blocked
+from projections.engine.views.sql_views import STOPPED
+from projections.engine.views.view import POLICY
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,6 @@ select view, agent, version, table_name from live union all
 (select distinct on (policy) '{POLICY}' || policy, '{POLICY}' || policy, version, '{POLICY}' || policy from activations
   order by policy, number desc))"""  # noqa: S608
 """What is live, in SQL: views, and each policy as a view of its own agent, in its newest version, 0 where it was removed."""
-
-STOPPED = "(select * from stopped_views s where not exists (select from live l where l.view = s.view))"
-"""The views that are stopped, in SQL. Of one that is live again, an older release's switch may have left the row."""
 
 POINTERS = f"""(
 select view, agent, version, table_name from live union all select view, agent, version, table_name from {STOPPED} s)"""  # noqa: S608

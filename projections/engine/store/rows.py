@@ -1,4 +1,4 @@
-"""Rows between a view's table and the fold: the query that loads them, and the statements that write a batch's changes.
+"""Rows between a view's table and the fold: loads those that a batch needs, and makes the statements that write its changes.
 
 Rows are sent sorted by partition and key, so that transactions can't deadlock on them. They are sent as unnested arrays, because
 no timeout ends a session that froze inside COPY.
@@ -6,7 +6,7 @@ no timeout ends a session that froze inside COPY.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 import msgspec
 from psycopg import sql
 
-from domain.engine.contexts import unreadable_state
+from domain.engine.contexts import Context, unreadable_state
 from domain.engine.storable import decoder
+from infra.database.connect import Connection
 from infra.errors import SamefoldError, in_words
-from projections.engine.fold.fold import Changes
+from projections.engine.fold.fold import Changes, Decoded, RowCache, keys_to_load
+from projections.engine.fold.plan import Plan
 from projections.engine.views import binary_arrays
 from projections.engine.views.binary_arrays import BinaryArray
 from projections.engine.views.column_types import Scalar
@@ -53,20 +55,48 @@ class StoredValueUnknown(SamefoldError):
         )
 
 
-def select_rows(view: View, table: str, keys: Sequence[Any]) -> Statement:
-    """The query for an entity view's rows, or a context's states, by key. `loaded` takes its answer."""
-    columns = view.key
-    by_column = [keys] if _plain_key(view) else list(zip(*keys, strict=True))
-    parameters = [column.type.pack(values) for column, values in zip(columns, by_column, strict=True)]
-    return Statement(_select(view, table), parameters)
+class Asked(NamedTuple):
+    """A query for rows that the cache lacks."""
+
+    held: RowCache
+    view: str
+    keys: Sequence[Any]
+    found: Any
+    """A cursor: in a pipeline, its rows come later."""
 
 
-def loaded(view: View, state: type | None, records: Iterable[tuple[Any, ...]]) -> dict[Any, Any]:
-    """The rows that `select_rows` found, by the fold's key. `state` is the context's State for a snapshot view."""
-    if view.kind is Kind.SNAPSHOT:
-        assert state is not None, "a snapshot view has a context"
-        return {stream: (version, _state(state, stream, text)) for stream, version, text in records}
-    rows = list(map(row_maker(view), records))
+def ask_for_missing(
+    connection: Connection,
+    plan: Plan,
+    tables: Mapping[str, str],
+    batch: Sequence[Decoded],
+    held: Mapping[int, RowCache],
+) -> list[Asked]:
+    """Query the rows that the fold needs and `held` lacks, of the views in `tables`. `hold` takes the answers."""
+    asked = []
+    for one in batch:
+        for name, keys in keys_to_load(plan, one, held[one.partition]).items():
+            if name in tables:
+                view = plan.views[name]
+                by_column = [keys] if _plain_key(view) else list(zip(*keys, strict=True))
+                packed = [column.type.pack(values) for column, values in zip(view.key, by_column, strict=True)]
+                cursor = connection.execute(_select(view, tables[name]), packed)
+                asked.append(Asked(held[one.partition], name, keys, cursor))
+    return asked
+
+
+def hold(plan: Plan, asked: Iterable[Asked]) -> None:
+    """Cache the rows that were found, and that the others are absent."""
+    for held, name, keys, cursor in asked:
+        found = _loaded(plan.views[name], plan.states.get(name), cursor.fetchall())
+        held.rows[name].update(dict.fromkeys(keys) | found)
+
+
+def _loaded(view: View, context: Context | None, records: Iterable[tuple[Any, ...]]) -> dict[Any, Any]:
+    """The rows that were found, by the fold's key. A snapshot view has a context."""
+    if context is not None:
+        return {stream: (version, _state(context.state, stream, text)) for stream, version, text in records}
+    rows = list(map(_row_maker(view), records))
     return dict(zip(map(_key_of_row(view), rows), rows, strict=True))
 
 
@@ -77,7 +107,7 @@ def _state(kind: type, stream: str, text: str) -> Any:
         raise unreadable_state(stream, error) from error
 
 
-def row_maker(view: View) -> Callable[[tuple[Any, ...]], Any]:
+def _row_maker(view: View) -> Callable[[tuple[Any, ...]], Any]:
     """Makes a view's row from its stored columns, in the order of `view.columns`."""
     make: Callable[[Iterable[Any]], Any] = partial(tuple.__new__, view.row)  # like _make(), but faster
     converters = [(i, c) for i, column in enumerate(view.columns) if (c := column.type.from_database) is not None]
@@ -104,11 +134,20 @@ def writes(view: View, table: str, batches: Sequence[Changes]) -> list[Statement
             case Kind.ENTITY:
                 return _write_entities(view, table, batches)
             case Kind.JOURNAL:
-                return _insert(view, table, batches)
+                lines = [(batch.partition, list(batch.added[view.name])) for batch in batches]
+                return _statement(_plain_insert(view, table), view.columns, lines)
             case Kind.SUMMARY:
-                return _write_sums(view, table, batches)
+                sums = [(b.partition, [(*key, *values) for key, values in b.sums[view.name].items()]) for b in batches]
+                return _statement(_add(view, table), [*view.key, *_increments(view)], sums)
             case Kind.SNAPSHOT:
-                return _write_states(view, table, batches)
+                states = [
+                    (
+                        b.partition,
+                        [(key, version, _encode(state)) for key, (version, state) in b.states[view.name].items()],
+                    )
+                    for b in batches
+                ]
+                return _statement(_upsert(view, table), view.columns, states)
             case Kind.OUTCOMES:
                 return _write_outcomes(view, table, batches)
             case Kind.POLICY:
@@ -133,24 +172,6 @@ def _write_entities(view: View, table: str, batches: Sequence[Changes]) -> list[
         *_statement(_delete(view, table), view.key, deleted),
         *_statement(_upsert(view, table), view.columns, stored),
     ]
-
-
-def _insert(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
-    rows = [(batch.partition, list(batch.added[view.name])) for batch in batches]
-    return _statement(_plain_insert(view, table), view.columns, rows)
-
-
-def _write_sums(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
-    rows = [(b.partition, [(*key, *values) for key, values in b.sums[view.name].items()]) for b in batches]
-    return _statement(_add(view, table), [*view.key, *_increments(view)], rows)
-
-
-def _write_states(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
-    rows = [
-        (b.partition, [(stream, version, _encode(state)) for stream, (version, state) in b.states[view.name].items()])
-        for b in batches
-    ]
-    return _statement(_upsert(view, table), view.columns, rows)
 
 
 def _write_outcomes(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:

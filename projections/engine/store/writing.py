@@ -1,4 +1,4 @@
-"""Load the rows that a fold needs, fold, and write its rows, in the caller's transaction.
+"""Fold and write statement by statement, in the caller's transaction, to find the streams whose rows are refused.
 
 An event whose row the database refuses is found by bisecting the batch under savepoints. The fold refuses everything that a
 single row shows to be wrong; what remains is a journal's second row of one key, or a row, index or constraint changed by hand.
@@ -6,56 +6,21 @@ single row shows to be wrong; what remains is a journal's second row of one key,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
 
 import psycopg
 
 from infra.database.connect import Connection
 from projections.engine.fold.errors import PoisonEvent
-from projections.engine.fold.fold import Blocked, Changes, Decoded, Parked, RowCache, decode, fold, keys_to_load
+from projections.engine.fold.fold import Blocked, Changes, Decoded, Parked, RowCache, decode, fold
 from projections.engine.fold.plan import Plan
-from projections.engine.store.rows import Refused, loaded, select_rows, writes
+from projections.engine.store.parking import insert_parked
+from projections.engine.store.rows import Refused, ask_for_missing, hold, writes
 from projections.engine.views.columns import PARTITION
 from projections.engine.views.view import Kind, View
 
 _ABOUT_ROWS = ("21", "22", "23", "54")
 """SQLSTATE classes: cardinality violation, data exception, integrity constraint violation, program limit exceeded."""
-
-
-class Asked(NamedTuple):
-    """A query for rows that the cache lacks."""
-
-    held: RowCache
-    view: str
-    keys: Sequence[Any]
-    found: Any
-    """A cursor: in a pipeline, its rows come later."""
-
-
-def ask_for_missing(
-    connection: Connection,
-    plan: Plan,
-    tables: Mapping[str, str],
-    batch: Sequence[Decoded],
-    held: Mapping[int, RowCache],
-) -> list[Asked]:
-    """Query the rows that the fold needs and `held` lacks, of the views in `tables`. `hold` takes the answers."""
-    asked = []
-    for one in batch:
-        for name, keys in keys_to_load(one, held[one.partition]).items():
-            if name in tables:
-                query, parameters, _ = select_rows(plan.views[name], tables[name], keys)
-                asked.append(Asked(held[one.partition], name, keys, connection.execute(query, parameters)))
-    return asked
-
-
-def hold(plan: Plan, asked: Iterable[Asked]) -> None:
-    """Cache the rows that were found, and that the others are absent."""
-    for held, name, keys, cursor in asked:
-        context = plan.states.get(name)
-        found = loaded(plan.views[name], context.state if context else None, cursor.fetchall())
-        held.rows[name].update(dict.fromkeys(keys) | found)
 
 
 def fold_and_write(
@@ -67,11 +32,12 @@ def fold_and_write(
     held: Mapping[int, RowCache],
     blocked: Blocked,
 ) -> tuple[list[Changes], list[Parked]]:
-    """Fold, and write the rows of the views in `tables`. Returns the changes and all streams that were parked.
+    """Load the rows that the fold needs and `held` lacks, fold, and write the rows of the views in `tables`.
 
-    A stream whose row the database refuses is parked from that event on. Raises PoisonEvent where its view does not park.
-    `held` must have what the fold needs, by partition.
+    A stream whose row the database refuses is parked from that event on. Raises PoisonEvent where its view does not park. Returns
+    the changes and all streams that were parked, which are recorded.
     """
+    hold(plan, ask_for_missing(connection, plan, tables, batch, held))
     found: list[Parked] = []
     while True:
         changes = [fold(plan, one, held[one.partition], blocked) for one in batch]
@@ -90,10 +56,12 @@ def fold_and_write(
                     name, one.stream, one.version, partition=one.partition, offset=one.offset, cause=one.error
                 ) from refused
             found.append(one)
-            blocked = Blocked({**blocked.parked, (name, one.stream): one.version}, blocked.skips)
+            blocked = blocked.and_parked([one])
             break
         if refused is None:
-            return changes, [*found, *(one for change in changes for one in change.parked.values())]
+            found += [one for change in changes for one in change.parked]
+            insert_parked(connection, tables, found)
+            return changes, found
 
 
 def is_refusal(error: BaseException) -> bool:

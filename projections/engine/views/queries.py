@@ -18,6 +18,7 @@ from domain.engine.personal.tokens import may_hold
 from infra.access import BadAccess, Rows
 from projections.engine.views.column_types import BadRow
 from projections.engine.views.columns import Column, Role
+from projections.engine.views.sql_views import STOPPED
 from projections.engine.views.token import Token
 from projections.engine.views.view import Kind, View
 
@@ -161,9 +162,8 @@ select json_build_array(
 _LIVE = sql.SQL(_ONE_MOMENT.format(views="live", positions="positions", stopped="null"))
 _LIVE_OR_STOPPED = sql.SQL(
     _ONE_MOMENT.format(
-        views="(select *, null as code, null as stopped_at from live union all "
-        "select view, agent, version, table_name, code, stopped_at from stopped_views "
-        "where view not in (select view from live))",
+        views="(select *, null as code, null as stopped_at from live union all "  # noqa: S608
+        f"select view, agent, version, table_name, code, stopped_at from {STOPPED} s)",
         positions="(select agent, topic, topic_id, partition, next_offset from positions where l.code is null union all "
         "select l.agent, topic, topic_id, partition, next_offset from build_positions o join topics using (topic) "
         "where o.build = (select b.id from builds b where l.code is not null and b.table_name = l.table_name))",

@@ -18,6 +18,8 @@ from infra.database.roles import settle
 from infra.errors import SamefoldError
 from projections.engine.views.columns import PARTITION
 
+STOPPED = "(select * from stopped_views s where not exists (select from live l where l.view = s.view))"
+"""The views that are stopped, in SQL. Of one that is live again, an older release's switch may have left the row."""
 LOCK_TIMEOUT_MS = 100
 WAIT_S = 60.0
 PAUSE_S = 0.05

@@ -29,8 +29,10 @@ from projections.engine.views.event_context import At
 NOT_VIEWS: set[str] = set()
 """Modules of `projections/` that `discover` leaves out: none, except in measurements of other releases."""
 
+POLICY = "policy_"
+"""What the view name of a policy begins with."""
 RESERVED = re.compile(
-    rf"{'|'.join(OWN_TABLES)}|alembic_version|command_outcomes|streams_.*|policy_.*|.*_v\d+(_(r|asof_)\d+)?"
+    rf"{'|'.join(OWN_TABLES)}|alembic_version|command_outcomes|streams_.*|{POLICY}.*|.*_v\d+(_(r|asof_)\d+)?"
 )
 CORE = "core"
 NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")

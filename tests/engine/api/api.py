@@ -18,7 +18,9 @@ from infra.access import Access, Caller
 from infra.log import topics
 from infra.settings import Settings
 from projections.engine.live import agent as agent_engine
-from projections.engine.live.agent import Agent, Serving, views_agent
+from projections.engine.live import membership
+from projections.engine.live.agent import Agent, views_agent
+from projections.engine.live.process import Serving
 from tests.engine.api.raw_http import INTERNALS
 from tests.engine.spine import beside, handler, set_up
 from tools.testing.waiting import DEADLINE_S, until
@@ -26,7 +28,7 @@ from tools.testing.waiting import DEADLINE_S, until
 DAY = "2026-01-02"
 S = TypeVar("S", bound=Serving)
 _names = count(1)
-agent_engine.LEAVE_S = 30.0
+agent_engine.LEAVE_S = membership.LEAVE_S = 30.0
 """On a busy machine it takes longer than in production, whose processes end then: here, connections would stay open."""
 
 

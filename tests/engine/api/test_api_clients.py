@@ -24,7 +24,7 @@ import pytest
 from demo.crew import Crew, Role
 from infra.database.connect import connect
 from infra.settings import Settings
-from projections.engine.verify.verify import verify
+from projections.engine.operate.verify import verify
 from projections.engine.views.core_views import all_views
 from tests.engine.api.evidence import Told, Witnesses, contradictions, told, witnesses
 from tests.engine.api.front import free_port, is_ready

@@ -83,7 +83,7 @@ def releases(shared_world: Settings) -> Iterator[tuple[Api, Api]]:
 
 def go_to(world: Settings, views: Mapping[str, View]) -> set[str]:
     """Make the views of that release live; those that it took another table for."""
-    return {*rebuild(world, [], views, processes=1).tables}
+    return {*rebuild(world, [], views).tables}
 
 
 def served(api: Api, *views: str) -> dict[str, int]:

@@ -221,7 +221,7 @@ def test_a_switch_shows_no_client_an_older_state(api: Api, shared_world: Setting
     folded(shared_world, open_account("switch"), deposit("switch", "switch-1", 1))
     assert transactions() == 1
     before = live_table(shared_world, "balances")
-    rebuild(shared_world, ["balances"], all_views(), processes=1)
+    rebuild(shared_world, ["balances"], all_views())
     assert live_table(shared_world, "balances") != before
     folded(shared_world, deposit("switch", "switch-2", 1))
     assert transactions() == 2

@@ -78,7 +78,7 @@ def _commits(history: list[Kept]) -> tuple[list[Commit], list[Versioned]]:
 
 def _folded(counted: list[Counted], held: RowCache) -> StreamState:
     batch = decode(PLAN, 0, counted)
-    for name, keys in keys_to_load(batch, held).items():
+    for name, keys in keys_to_load(PLAN, batch, held).items():
         held.rows[name].update(dict.fromkeys(keys))
     changes = fold(PLAN, batch, held)
     held.merge(changes)

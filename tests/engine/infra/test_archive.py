@@ -38,10 +38,10 @@ from infra.log.source import LogTrimmed, history_of, read_range
 from infra.processes.faultpoints import ARCHIVER, TRIMMER
 from infra.settings import Settings
 from projections.engine.operate.trim import ArchiveDiffers, plan_trim, trim_log
-from projections.engine.rebuild.build_locks import release, try_claim
+from projections.engine.operate.verify import verify
 from projections.engine.rebuild.builds import abandon_dead, begin, builds_of
+from projections.engine.rebuild.claims import release, try_claim
 from projections.engine.rebuild.rebuild import rebuild
-from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views, code_set
 from spark_jobs.engine import Spark
 from tests.engine.bookkeeper import Bookkeeper, fold_all

@@ -29,16 +29,14 @@ from infra.settings import Settings
 from projections.engine.fold.as_of import AsOf
 from projections.engine.fold.errors import LogChanged
 from projections.engine.operate.replaying import drop, parked_events, replay
-from projections.engine.rebuild import filling
-from projections.engine.rebuild import load as local
+from projections.engine.operate.verify import verify
+from projections.engine.rebuild import folded, load
 from projections.engine.rebuild.builds import Build
-from projections.engine.rebuild.filling import index
-from projections.engine.rebuild.load import Loaded, RowsRefused
+from projections.engine.rebuild.load import Loaded, RowsRefused, index
 from projections.engine.rebuild.rebuild import go_to, rebuild
 from projections.engine.rebuild.time_travel import look_back
 from projections.engine.store.parking import parked_streams
 from projections.engine.store.positions import read_positions
-from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
 from projections.engine.views.view import View
 from tests.engine.bookkeeper import DAY, Bookkeeper, fold_all, folded_lives
@@ -118,7 +116,7 @@ def _careful(world: Settings, views: dict[str, View]) -> None:
         raise RowsRefused("balances", ValueError("so that it is filled carefully"))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(filling, "load", refused)
+        patch.setattr(load, "load", refused)
         rebuild(world, ["balances"], views)
 
 
@@ -146,12 +144,12 @@ def test_no_reader_takes_less_than_all_for_all(bank: Bookkeeper, monkeypatch: py
     was = {name: rows(world, name) for name in ("live", "parked", "sums_v1", "statement_v2_r2")}
     for name, reader in READERS.items():
         with monkeypatch.context() as patch:
-            patch.setattr(local, "read_range", one_less)
+            patch.setattr(folded, "read_range", one_less)
             with pytest.raises(LogChanged):
                 reader(world, views)
         assert {table: rows(world, table) for table in was} == was, name
     assert verify(world, views).differences == 0
-    monkeypatch.setattr(local, "read_range", one_less)
+    monkeypatch.setattr(folded, "read_range", one_less)
     assert {one.what for one in verify(world, views).positions} == {"position"}
 
 
@@ -182,7 +180,7 @@ def test_what_tasks_come_to_is_looked_at(bank: Bookkeeper, monkeypatch: pytest.M
             raise UniqueViolation
         index(connection, build, view)
 
-    monkeypatch.setattr(filling, "index", refused)
+    monkeypatch.setattr(load, "index", refused)
     with pytest.raises(LogChanged):
         rebuild(world, ["balances", "statement"], views, engine_for=lambda _: Forgetful(1))
 

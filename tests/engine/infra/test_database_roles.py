@@ -19,11 +19,11 @@ from infra.database.connect import DatabaseRefused, connect
 from infra.log import topics
 from infra.log.contract import Contract
 from projections.engine.live.startup import ensure_started
-from projections.engine.rebuild.build_locks import builder, claim, end_builders
-from projections.engine.rebuild.dropping import drop_tables, droppable
+from projections.engine.operate.verify import verify
+from projections.engine.rebuild.builds import drop_tables, droppable
+from projections.engine.rebuild.claims import builder, claim, end_builders
 from projections.engine.rebuild.rebuild import go_to, rebuild, resume
 from projections.engine.store.command_types import make_types_live
-from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import agent_views
 from projections.engine.views.sql_views import ViewInUse, replace_sql_view
 from tests.engine.bookkeeper import Bookkeeper, fold_all
@@ -269,7 +269,7 @@ def test_what_rebuilds_make_has_the_owner_and_the_rights_of_its_name(
     before = {name: all_rights(place, name) for name in ("statement", "statement_v2", "streams_accounts_v3")}
     owner = place.role("owner")
     assert {who for who, _ in before.values()} == {owner}
-    rebuild(settings, ["statement"], agent_views("core"), processes=1)
+    rebuild(settings, ["statement"], agent_views("core"))
     made = {view: live_table(place.admin, view) for view in ("statement", "streams_accounts")}
     assert made == {"statement": "statement_v2_r2", "streams_accounts": "streams_accounts_v3_r2"}
     assert all_rights(place, "statement_v2_r2") == before["statement_v2"]
@@ -285,7 +285,7 @@ def test_what_rebuilds_make_has_the_owner_and_the_rights_of_its_name(
         assert db.execute("select count(distinct account) from statement").fetchone() == (2,)
     keeper.life(["1", "2"], 2)
     fold_all(place.of("agent"))
-    assert verify(place.of("operator"), agent_views("core"), processes=1).differences == 0
+    assert verify(place.of("operator"), agent_views("core")).differences == 0
     now = datetime.now(UTC).isoformat()
     done = samefold("rebuild", "balances", "--no-switch", "--as-of", now, settings=settings)
     assert done.returncode == 0, done.stderr
@@ -302,7 +302,7 @@ def test_an_operator_sees_who_locks_a_sql_view_and_since_when_if_he_may(place: R
         reader.execute("select count(*) from balances")
         who = f"session {reader.info.backend_pid} (test, user {place.role('reader')}"
         with pytest.raises(ViewInUse, match=re.escape(f"{who}).")):
-            rebuild(place.of("operator"), ["balances"], agent_views("core"), processes=1, wait_s=0)
+            rebuild(place.of("operator"), ["balances"], agent_views("core"), wait_s=0)
         admin.execute(sql.SQL("grant pg_read_all_stats to {}").format(sql.Identifier(place.role("operator"))))
         with pytest.raises(ViewInUse, match=re.escape(f"{who}, idle in transaction since ")):
             go_to(place.of("operator"), ["balances"], agent_views("core"), wait_s=0)

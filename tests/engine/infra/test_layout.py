@@ -24,7 +24,7 @@ FLOORS = (("tools",), ("api", "spark_jobs"), ("policies",), ("commands",), ("pro
 """From the top downwards."""
 PROGRAMS = ("spark_jobs/rebuild.py", "spark_jobs/verify.py")
 """What `spark-submit` runs: the command line, by another name."""
-ROOMS = ("views", "fold", "store", "live", "rebuild", "verify", "operate")
+ROOMS = ("views", "fold", "store", "live", "rebuild", "operate")
 
 
 @cache

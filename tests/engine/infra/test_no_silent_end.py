@@ -37,11 +37,11 @@ PARTS = {
     AGENT: [
         ("projections.engine.live.agent:Agent._serve", "return"),
         ("projections.engine.live.agent:Agent._watch", "return"),
-        ("projections.engine.live.agent:Agent._in_group", "return"),
+        ("projections.engine.live.membership:Membership.stay", "return"),
         ("projections.engine.live.agent:Agent._fetching", "raise"),
         ("projections.engine.live.agent:Agent._folding", "return"),
         ("projections.engine.live.agent:Agent._read_positions", "raise"),
-        ("projections.engine.live.agent:_Rebalance._take", "raise"),
+        ("projections.engine.live.membership:_Rebalance._take", "raise"),
         ("projections.engine.live.agent:_App.should_stop", "return"),
         THREADS,
     ],

@@ -27,8 +27,8 @@ from policies.engine.outbox import id_of, view_of
 from policies.engine.policy import Policy, Send
 from projections.engine.fold.plan import Plan
 from projections.engine.live.exporter import Exporter
-from projections.engine.live.tail import Tail
 from projections.engine.operate.trim import plan_trim
+from projections.engine.rebuild.catch_up import Tail
 from projections.engine.store.commit import CommitStatus, Committer
 from projections.engine.store.positions import lock_positions, read_positions, set_generation
 from projections.engine.views.event_context import At

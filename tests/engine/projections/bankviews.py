@@ -17,7 +17,7 @@ from infra.settings import Settings
 from projections.engine.fold.errors import PoisonEvent
 from projections.engine.fold.plan import Plan
 from projections.engine.live.stopping import stop_view
-from projections.engine.live.tail import Tail
+from projections.engine.rebuild.catch_up import Tail
 from projections.engine.store.commit import BatchResult, Committer
 from projections.engine.store.positions import read_positions
 from projections.engine.views.core_views import agent_views, all_views

@@ -44,7 +44,7 @@ def reading() -> Callable[[], None]:
         for start in range(0, len(log), BATCH):
             position, found, _ = read(position, log[start : start + BATCH], plan.decode)
             batch = decode(plan, 0, found)
-            for name, keys in keys_to_load(batch, held).items():
+            for name, keys in keys_to_load(plan, batch, held).items():
                 held.rows[name].update(dict.fromkeys(keys))
             changes = fold(plan, batch, held)
             for view in plan.views.values():

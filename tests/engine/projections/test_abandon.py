@@ -21,12 +21,11 @@ import pytest
 from infra.database.connect import SessionEnded, connect
 from infra.settings import Settings
 from projections.engine.operate.trim import plan_trim, trim_log
-from projections.engine.rebuild import build_locks as claims
-from projections.engine.rebuild.build_locks import BuildAbandoned, BuildAlive, claim, end_builders, session_name
-from projections.engine.rebuild.builds import begin
-from projections.engine.rebuild.dropping import NotDroppable, drop_tables, droppable
+from projections.engine.operate.verify import verify
+from projections.engine.rebuild import claims
+from projections.engine.rebuild.builds import NotDroppable, begin, drop_tables, droppable
+from projections.engine.rebuild.claims import BuildAbandoned, BuildAlive, claim, end_builders, session_name
 from projections.engine.rebuild.rebuild import go_to, rebuild
-from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
 from tests.engine.bookkeeper import Bookkeeper, fold_all, live_agent
 from tests.engine.projections.bankviews import ACCOUNTS, build_states, live_table, rows

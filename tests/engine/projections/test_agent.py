@@ -28,7 +28,7 @@ from infra.database.connect import connect
 from infra.errors import SamefoldError
 from infra.log import clients, partitioner, topics
 from infra.settings import Settings
-from projections.engine.live.agent import what_it_knows
+from projections.engine.live.membership import what_it_knows
 from tests.engine.api import api
 from tests.engine.bookkeeper import DAY, Bookkeeper
 from tests.engine.service.test_two_releases import NOTES, write_tree
@@ -221,7 +221,7 @@ def test_a_rebalance_that_completes_while_it_leaves_the_group_is_ignored(
         async def stop(self) -> None:
             await self.assigned()
 
-    monkeypatch.setattr("projections.engine.live.agent.AIOKafkaConsumer", Consumer)
+    monkeypatch.setattr("projections.engine.live.membership.AIOKafkaConsumer", Consumer)
     with api.agent(log.world):
         until(lambda: Consumer.made == 2, "it joins again")
 

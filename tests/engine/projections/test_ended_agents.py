@@ -13,9 +13,9 @@ from domain.accounts import AccountOpened
 from infra.database.connect import connect
 from infra.log.partitioner import partition_of
 from infra.settings import Settings
+from projections.engine.operate.verify import verify
 from projections.engine.rebuild.rebuild import resume
 from projections.engine.store.positions import Attempt
-from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import agent_views, all_views
 from tests.engine.bookkeeper import DAY
 from tests.engine.projections.test_agent import Log, rows, transactions

@@ -23,7 +23,7 @@ from domain.engine.value_limits import MOST_DIGITS
 from infra.database.connect import ValueRefused, connect, named_errors
 from infra.settings import Settings
 from projections.engine.fold.exact import MOST_KEY_BYTES, Exact
-from projections.engine.fold.plan import combiners
+from projections.engine.fold.plan import Sums
 from projections.engine.store.commit import BatchResult, CommitStatus
 from projections.engine.store.rows import StoredValueUnknown
 from projections.engine.views.column_types import BadRow
@@ -170,7 +170,7 @@ SUMMARY = view(
 @given(st.lists(st.decimals(allow_nan=False, allow_infinity=False, places=None), min_size=1, max_size=20))
 @example([Decimal(10) ** 40, Decimal(1).scaleb(-40)])
 def test_decimals_add_up_exactly(numbers: list[Decimal]) -> None:
-    of, exact, (add,) = SUMMARY, Exact(SUMMARY), combiners(SUMMARY)
+    of, exact, (add,) = SUMMARY, Exact(SUMMARY), Sums(SUMMARY).combine
     total = Decimal(0)
     for number in numbers:
         try:

@@ -57,7 +57,7 @@ def history(*steps: tuple[str, Sequence[EventRecord]]) -> list[Counted]:
 
 def fold_all(plan: Plan, counted: Sequence[Counted], held: RowCache, blocked: Blocked = NOTHING_BLOCKED) -> Changes:
     batch = decode(plan, 3, counted)
-    for name, keys in keys_to_load(batch, held).items():
+    for name, keys in keys_to_load(plan, batch, held).items():
         held.rows[name].update(dict.fromkeys(keys))
     return fold(plan, batch, held, blocked)
 
@@ -128,7 +128,7 @@ def test_rows_asked_for_are_those_not_held() -> None:
     held = RowCache(plan)
     batch = decode(plan, 0, history(("a", [filled(5)]), ("b", [filled(1)])))
     held.rows["purses"]["b"] = None
-    wanted = {name: sorted(keys) for name, keys in keys_to_load(batch, held).items()}
+    wanted = {name: sorted(keys) for name, keys in keys_to_load(plan, batch, held).items()}
     assert wanted == {"streams_purse": ["purse/a", "purse/b"], "purses": ["a"]}
 
 
@@ -153,7 +153,7 @@ def test_a_full_cache_drops_the_rows_that_no_batch_has_needed_for_long() -> None
     log = history(("a", [filled(5)]), ("b", [filled(5)]), ("a", [filled(2)]), ("c", [filled(5)]), ("b", [filled(1)]))
 
     def lacking(one: Counted) -> dict[str, list[Any]]:
-        return keys_to_load(decode(plan, 3, [one]), held)
+        return keys_to_load(plan, decode(plan, 3, [one]), held)
 
     held.merge(fold_all(plan, log[:2], held))  # too many: now all are the older half
     assert lacking(log[2]) == {}
@@ -190,7 +190,7 @@ def test_a_cleared_cache_knows_nothing_of_its_older_half_either() -> None:
     log = history(("a", [filled(5)]))
     held.merge(fold_all(plan, log, held))
     held.clear()
-    assert keys_to_load(decode(plan, 3, log), held) == {"streams_purse": ["purse/a"], "purses": ["a"]}
+    assert keys_to_load(plan, decode(plan, 3, log), held) == {"streams_purse": ["purse/a"], "purses": ["a"]}
 
 
 def logged(counted: Sequence[Counted]) -> list[Record]:
@@ -284,7 +284,7 @@ def test_a_key_that_might_be_made_another_time_is_no_absent_row(raised: str) -> 
     )
     batch = decode(plan, 0, history(("a", [filled(1)])))
     with pytest.raises(PoisonEvent, match="purses"):
-        keys_to_load(batch, RowCache(plan))
+        keys_to_load(plan, batch, RowCache(plan))
 
 
 def test_a_view_that_runs_out_of_memory_parks_nothing() -> None:

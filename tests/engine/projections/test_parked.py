@@ -14,10 +14,10 @@ from domain.accounts import AccountOpened, Details, Event, MoneyDeposited, Money
 from infra.database.connect import connect
 from infra.settings import Settings
 from projections.engine.operate.replaying import NotParked, _Replay, drop, replay
+from projections.engine.operate.verify import NotLive, verify
 from projections.engine.rebuild.rebuild import go_to, rebuild
 from projections.engine.store.commit import BatchResult, CommitStatus
 from projections.engine.store.parking import parked_streams
-from projections.engine.verify.verify import NotLive, verify
 from projections.engine.views.view import View
 from tests.engine.bookkeeper import DAY, Bookkeeper, fold_all
 from tests.engine.projections.bankviews import (

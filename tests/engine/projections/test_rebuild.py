@@ -13,15 +13,16 @@ from domain.accounts import Details, MoneyDeposited
 from infra.database.connect import DatabaseBehind, connect
 from infra.log import topics
 from infra.log.contract import ContractBroken
+from infra.processes.engines import Local
 from infra.settings import Settings
 from projections.engine.fold.errors import LogChanged, PoisonEvent
-from projections.engine.rebuild import build_locks as claims
-from projections.engine.rebuild.build_locks import BuildAbandoned, BuildAlive
+from projections.engine.operate.verify import verify
+from projections.engine.rebuild import claims
 from projections.engine.rebuild.builds import BuildState, NotStarted, abandon, begin
+from projections.engine.rebuild.claims import BuildAbandoned, BuildAlive
 from projections.engine.rebuild.load import PartWriter, load, parts
 from projections.engine.rebuild.rebuild import rebuild
 from projections.engine.rebuild.switch import SetDiffers
-from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import agent_views, all_views, code_set
 from projections.engine.views.view import View
 from tests.engine.bookkeeper import DAY, Bookkeeper, fold_all, live_agent, start
@@ -57,7 +58,7 @@ def _nothing_differs(world: Settings, views: dict[str, View] | None = None) -> N
 def test_every_view_rebuilt_has_the_rows_that_the_live_fold_made(bank: Bookkeeper, processes: int) -> None:
     world = bank.world
     before = live_rows(world)
-    result = rebuild(world, EVERY, all_views(), processes=processes)
+    result = rebuild(world, EVERY, all_views(), engine_for=lambda _: Local(processes))
     assert result.switched is not None
     assert result.tables == {name: f"{all_views()[name].table_name}_r2" for name in EVERY}
     assert live_rows(world) == before

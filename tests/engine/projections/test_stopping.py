@@ -26,11 +26,11 @@ from projections.engine.live.startup import ShapeChanged, ensure_started
 from projections.engine.live.stopping import stop_view
 from projections.engine.live.worker import Worker
 from projections.engine.operate.overview import overview
-from projections.engine.rebuild.dropping import NotDroppable, droppable
+from projections.engine.operate.verify import verify
+from projections.engine.rebuild.builds import NotDroppable, droppable
 from projections.engine.rebuild.rebuild import NoBuild, NotStopped, go_to, rebuild, resume
 from projections.engine.store.commit import BatchResult, CommitStatus
 from projections.engine.store.positions import read_positions
-from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import OUTCOMES
 from projections.engine.views.view import View
 from tests.engine.bookkeeper import DAY, Bookkeeper
@@ -149,7 +149,7 @@ def test_a_view_that_is_resumed_with_corrected_code_is_as_if_it_had_never_stoppe
     assert resume(world, [], corrected).tables == {}, "a journal is rebuilt"
     with pytest.raises(NoBuild, match="moves"):
         resume(world, ["moves"], corrected)
-    rebuild(world, ["moves"], corrected, processes=1)
+    rebuild(world, ["moves"], corrected)
     bank.life(ACCOUNTS, 2)
     fold(world, corrected)
     assert stopped(world, corrected) == {}
@@ -181,13 +181,13 @@ def test_other_views_are_rebuilt_and_switched_while_one_is_stopped_and_so_is_its
     fold(world, stopping(BROKEN))
     newer = stopping(BROKEN) | {"balances": view(BALANCES_2, "balances")}
     make_tables(world, newer)
-    assert rebuild(world, [], newer, processes=1).tables == {"balances": "balances_v3"}
+    assert rebuild(world, [], newer).tables == {"balances": "balances_v3"}
     assert stopped(world, newer).keys() == set(PARKING)
     assert differences(world, newer) == 0
 
     raised = newer | {"sums": replace(stopping(CORRECTED)["sums"], version=2)}
     make_tables(world, {"sums": raised["sums"]})
-    rebuild(world, ["sums"], raised, processes=1)
+    rebuild(world, ["sums"], raised)
     assert stopped(world, raised).keys() == {"moves", "totals"}
     assert build_states(world, "sums") == {"sums_v1": "old", "sums_v2": "live"}
     bank.life(ACCOUNTS, 1)
@@ -202,7 +202,7 @@ def test_code_without_the_view_removes_it(bank: Bookkeeper) -> None:
     world = bank.world
     fold(world, stopping(BROKEN))
     fewer = with_views({})
-    assert set(rebuild(world, [], fewer, processes=1).removed) == set(PARKING)
+    assert set(rebuild(world, [], fewer).removed) == set(PARKING)
     assert stopped(world, fewer) == {}
     bank.life(ACCOUNTS, 1)
     fold(world, fewer)
@@ -258,7 +258,7 @@ def test_a_view_that_moves_to_an_agent_of_its_own_while_it_is_stopped_is_rebuilt
     contract = Contract.of(topics.describe(world, world.events_topic))
     with connect(world, "test") as db:
         assert ensure_started(db, "side", {"sums": moved["sums"]}, contract) is None
-    rebuild(world, ["sums"], moved, processes=1)
+    rebuild(world, ["sums"], moved)
     assert stopped(world, moved).keys() == {"moves", "totals"}
     assert differences(world, moved) == 0
 

@@ -15,14 +15,13 @@ from domain.accounts import Details, MoneyDeposited
 from infra.database.connect import TransactionTimedOut, connect
 from infra.processes import faultpoints
 from infra.settings import Settings
-from projections.engine.live import tail as tail_module
-from projections.engine.live.tail import Tail
+from projections.engine.operate.verify import verify
 from projections.engine.rebuild import builds as engine_builds
+from projections.engine.rebuild import catch_up as tail_module
 from projections.engine.rebuild import switch as switch_module
-from projections.engine.rebuild.build_locks import BuildAbandoned, claim
-from projections.engine.rebuild.builds import Build, abandon, builds_of
-from projections.engine.rebuild.catch_up import Ahead, Group, MovedElsewhere
-from projections.engine.rebuild.dropping import NotDroppable, drop_tables, droppable
+from projections.engine.rebuild.builds import Build, NotDroppable, abandon, builds_of, drop_tables, droppable
+from projections.engine.rebuild.catch_up import Ahead, Group, MovedElsewhere, Tail
+from projections.engine.rebuild.claims import BuildAbandoned, claim
 from projections.engine.rebuild.rebuild import NoBuild, go_to, rebuild
 from projections.engine.rebuild.switch import (
     Pointer,
@@ -37,7 +36,6 @@ from projections.engine.rebuild.switch import (
 from projections.engine.store.commit import BatchResult, CommitStatus
 from projections.engine.store.event_types import foldable_types, own_event_types
 from projections.engine.store.positions import read_positions
-from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import agent_views, all_views
 from projections.engine.views.view import View
 from tests.engine.bookkeeper import DAY, Bookkeeper, _ends, fold_all, live_agent

@@ -21,17 +21,16 @@ from domain.accounts import Details, MoneyDeposited
 from infra.archive.jobs import archive_log
 from infra.database.connect import connect
 from infra.log import clients, topics
-from infra.processes.engines import Engine
+from infra.processes.engines import Engine, local
 from infra.settings import Settings
 from projections.engine.fold.as_of import AsOf, BadMoment, Cut, cuts, in_words, parse_as_of
 from projections.engine.operate.replaying import drop
-from projections.engine.rebuild.build_locks import BuildAbandoned, BuildAlive
-from projections.engine.rebuild.builds import builds_of
-from projections.engine.rebuild.dropping import NotDroppable, drop_tables, droppable
+from projections.engine.operate.verify import verify
+from projections.engine.rebuild.builds import NotDroppable, builds_of, drop_tables, droppable
+from projections.engine.rebuild.claims import BuildAbandoned, BuildAlive
 from projections.engine.rebuild.rebuild import NoBuild, go_to, rebuild
 from projections.engine.rebuild.switch import switch
 from projections.engine.rebuild.time_travel import LookedBack, look_back
-from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
 from projections.engine.views.view import View
 from tests.engine.bookkeeper import DAY, Bookkeeper, Meanwhile, fold_all
@@ -61,7 +60,7 @@ def _look(
     world: Settings, as_of: AsOf, *names: str, views: Mapping[str, View] | None = None, engine: Engine | None = None
 ) -> LookedBack:
     known = views or all_views()
-    engine_for = None if engine is None else lambda _: engine
+    engine_for = local if engine is None else lambda _: engine
     return look_back(world, [known[name] for name in names or known], as_of, engine_for=engine_for)
 
 

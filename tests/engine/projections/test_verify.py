@@ -14,11 +14,12 @@ import pytest
 from psycopg import sql
 
 from infra.database.connect import Connection, connect
+from infra.processes.engines import Local
 from infra.settings import Settings
-from projections.engine.rebuild.dropping import drop_tables, droppable
+from projections.engine.operate.verify import SHOWN, Difference, NotLive, Verified, What, verify
+from projections.engine.rebuild.builds import drop_tables, droppable
 from projections.engine.rebuild.rebuild import rebuild
 from projections.engine.store.positions import Positions, read_positions
-from projections.engine.verify.verify import SHOWN, Difference, NotLive, Verified, What, verify
 from projections.engine.views.column_types import Scalar
 from projections.engine.views.columns import PARTITION
 from projections.engine.views.core_views import all_views
@@ -41,7 +42,7 @@ def found_by(result: Verified) -> list[Difference]:
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_what_an_agent_folded_has_no_difference(bank: Bookkeeper, processes: int) -> None:
-    result = verify(bank.world, all_views(), processes=processes)
+    result = verify(bank.world, all_views(), engine_for=lambda _: Local(processes))
     assert result.differences == 0
     assert result.commits == 6 * len(ACCOUNTS)
     assert {name: compared.rows for name, compared in result.views.items()} == {
@@ -151,7 +152,7 @@ def test_rows_of_which_the_position_knows_nothing_are_named(bank: Bookkeeper) ->
 
 def test_many_differences_are_counted_and_the_first_listed(bank: Bookkeeper) -> None:
     change(bank.world, "update statement_v2 set balance = balance + 1")
-    compared = verify(bank.world, all_views(), processes=1).views["statement"]
+    compared = verify(bank.world, all_views()).views["statement"]
     assert compared.total == compared.rows == 100
     assert len(compared.differences) == SHOWN
 
@@ -166,8 +167,8 @@ def test_rows_and_positions_are_of_one_moment(bank: Bookkeeper, monkeypatch: pyt
         fold_all(bank.world)
         return positions
 
-    monkeypatch.setattr("projections.engine.verify.verify.read_positions", read_while_the_agent_goes_on)
-    assert verify(bank.world, {"balances": all_views()["balances"]}, processes=1).differences == 0
+    monkeypatch.setattr("projections.engine.operate.verify.read_positions", read_while_the_agent_goes_on)
+    assert verify(bank.world, {"balances": all_views()["balances"]}).differences == 0
 
 
 @pytest.mark.slow
@@ -187,7 +188,7 @@ def test_a_table_that_is_emptied_after_a_switch_is_not_taken_for_one_without_row
     def switch_and_drop() -> None:
         waits = "select count(*) from pg_locks where not granted and relation = 'balances_v2'::regclass"
         until(lambda: scalar(bank.world, waits), "the task waits for the table")
-        rebuild(bank.world, ["daily_totals"], all_views(), processes=1)
+        rebuild(bank.world, ["daily_totals"], all_views())
         old = droppable(bank.world, "daily_totals", "daily_totals_v1")
         drop_tables(bank.world, old, views["daily_totals"])
         locking.execute("commit")

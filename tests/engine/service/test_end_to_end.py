@@ -23,7 +23,7 @@ from infra.log import topics
 from infra.log.partitioner import partition_of
 from infra.log.records import Command
 from infra.settings import Settings
-from projections.engine.verify.verify import verify
+from projections.engine.operate.verify import verify
 from projections.engine.views.core_views import all_views
 from tests.engine.projections.bankviews import live_rows
 from tests.engine.service.oracle import judge

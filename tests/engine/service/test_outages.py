@@ -19,7 +19,7 @@ from infra.log import topics
 from infra.log.clients import KafkaUnavailable
 from infra.log.records import Command
 from infra.settings import Settings
-from projections.engine.verify.verify import verify
+from projections.engine.operate.verify import verify
 from projections.engine.views.core_views import all_views
 from tests.engine.spine import commits, deposit, open_account, scalar, send
 from tools.testing.waiting import DEADLINE_S, until

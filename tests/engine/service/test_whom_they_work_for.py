@@ -29,9 +29,9 @@ from infra.processes import workers
 from infra.processes.code_identity import CODE, WrongCode
 from infra.processes.engines import Engine, Local
 from infra.settings import Settings
+from projections.engine.operate.verify import verify
 from projections.engine.rebuild.rebuild import rebuild
 from projections.engine.rebuild.time_travel import look_back
-from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
 from spark_jobs.agent import Agent
 from tests.engine.bookkeeper import Bookkeeper, folded_lives
@@ -200,7 +200,7 @@ def test_each_module_that_decodes_folds_or_writes_is_code() -> None:
     }
     others |= {f"database/{name}" for name in ("__init__", "connect", "own_tables", "revisions", "roles")}
     told = (
-        "import sys, projections.engine.rebuild.rebuild, projections.engine.verify.verify, infra.archive.jobs, spark_jobs.stream\n"
+        "import sys, projections.engine.rebuild.rebuild, projections.engine.operate.verify, infra.archive.jobs, spark_jobs.stream\n"
         "projections.engine.views.core_views.all_views()\n"
         "for module in list(sys.modules.values()): print(getattr(module, '__file__', None) or '')"
     )

@@ -13,8 +13,8 @@ from pyspark import TaskContext
 from infra.processes import faultpoints
 from infra.processes.workers import Advance
 from infra.settings import Settings
+from projections.engine.operate.verify import PartitionTask, Verified, verify_partition
 from projections.engine.rebuild.load import Loaded, Part, load
-from projections.engine.verify.verify import PartitionTask, Verified, verify_partition
 from tools.testing.waiting import until
 
 

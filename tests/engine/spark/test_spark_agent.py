@@ -29,8 +29,8 @@ from infra.log.source import LogTrimmed
 from infra.processes.faultpoints import AgentPoint
 from infra.processes.process_end import PartEnded
 from infra.settings import Settings
+from projections.engine.operate.verify import verify
 from projections.engine.rebuild.rebuild import rebuild, resume
-from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
 from projections.engine.views.view import View
 from spark_jobs import agent as spark_agent

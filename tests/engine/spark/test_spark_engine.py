@@ -21,11 +21,11 @@ from infra.processes.code_identity import CODE
 from infra.processes.engines import Local
 from infra.settings import Settings
 from projections.engine.fold.errors import LogChanged, PoisonEvent
-from projections.engine.rebuild.build_locks import BuildAbandoned
+from projections.engine.operate.verify import verify
 from projections.engine.rebuild.builds import begin
+from projections.engine.rebuild.claims import BuildAbandoned
 from projections.engine.rebuild.load import RowsRefused, load, parts
 from projections.engine.rebuild.rebuild import rebuild
-from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import agent_views, all_views, code_set
 from spark_jobs.engine import Spark, SparkGaveUp, attempts_of
 from spark_jobs.services import Services
@@ -100,7 +100,7 @@ def test_verify_on_spark_finds_what_was_planted_and_nothing_else(bank: Bookkeepe
 def test_a_task_of_verify_that_is_lost_compares_again(
     bank: Bookkeeper, spark_engine: Spark, spark_place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("projections.engine.verify.verify.verify_partition", compare_and_die_once)
+    monkeypatch.setattr("projections.engine.operate.verify.verify_partition", compare_and_die_once)
     (spark_place / "died").unlink(missing_ok=True)
     result = verify(bank.world, all_views(), engine_for=lambda _: spark_engine)
     assert (spark_place / "died").exists()

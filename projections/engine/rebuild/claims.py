@@ -18,6 +18,7 @@ import psycopg
 
 from infra.database.connect import (
     Connection,
+    DatabaseRefused,
     DatabaseUnavailable,
     TransactionTimedOut,
     as_login,
@@ -69,8 +70,7 @@ def builder(settings: Settings, command: str, made: Sequence[UUID] = ()) -> Iter
                 if connection.broken:
                     server = found
     except DatabaseUnavailable as error:
-        if (ended := _ended(error, settings, server, claimed, made)) is not None:
-            raise ended from error
+        _raise_if_ended(error, settings, server, claimed, made)
         raise
 
 
@@ -81,8 +81,7 @@ def loading(settings: Settings, builds: Sequence[UUID]) -> Iterator[None]:
         with named_errors(settings):
             yield
     except DatabaseUnavailable as error:
-        if (ended := _ended(error, settings, None, (), builds)) is not None:
-            raise ended from error
+        _raise_if_ended(error, settings, None, (), builds)
         raise
 
 
@@ -97,14 +96,17 @@ def _server(connection: Connection) -> object:
     return row and row[0]
 
 
-def _ended(
+def _raise_if_ended(
     error: DatabaseUnavailable, settings: Settings, server: object, claimed: Sequence[str], made: Sequence[UUID]
-) -> BuildAbandoned | None:
-    """The error to raise when another process ended this session; None when the database was unavailable."""
+) -> None:
+    """Raises BuildAbandoned when another process ended this session; nothing when the database was unavailable."""
     if isinstance(error, TransactionTimedOut):
-        return None
+        return
     deadline = time.monotonic() + ENDED_S
-    with suppress(psycopg.Error, SamefoldError), connect(settings, "samefold rebuild") as connection:
+    with (
+        suppress(psycopg.Error, DatabaseUnavailable, DatabaseRefused),
+        connect(settings, "samefold rebuild") as connection,
+    ):
         # the reason may be lost with the session, but a server that still runs did not end it by itself
         on_purpose = server is not None and _server(connection) == server
         while True:
@@ -112,14 +114,14 @@ def _ended(
             lost = connection.execute(
                 "select table_name from builds where id = any(%s) and state = 'abandoned' order by view", (list(made),)
             ).fetchone()
+            is_over = time.monotonic() > deadline
             if lost is not None:
-                return build_abandoned(lost[0], others)
-            if on_purpose and (others or time.monotonic() > deadline):
-                return BuildAbandoned(f"Another process ended this one{others}.", "Run the command again.")
-            if time.monotonic() > deadline:
-                return None
+                raise build_abandoned(lost[0], others) from error
+            if on_purpose and (others or is_over):
+                raise BuildAbandoned(f"Another process ended this one{others}.", "Run the command again.") from error
+            if is_over:
+                return
             time.sleep(0.05)
-    return None
 
 
 # ── locks ──

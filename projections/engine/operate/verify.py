@@ -22,14 +22,13 @@ from domain.engine.storable import comparable, decoder
 from infra.database.connect import Connection, connect, named_errors, patient_ms
 from infra.errors import SamefoldError
 from infra.log.contract import require_contract
-from infra.processes.engines import EngineFor, Local, Progress, Silent
+from infra.processes.engines import SILENT, EngineFor, Progress, local
 from infra.processes.workers import Advance
 from infra.settings import Settings
 from projections.engine.fold.errors import LogChanged
 from projections.engine.fold.fold import Changes
 from projections.engine.fold.plan import Plan
-from projections.engine.rebuild.folded import Folded, StoredRow, added_rows
-from projections.engine.rebuild.load import counted_to
+from projections.engine.rebuild.folded import Folded, StoredRow, added_rows, counted_to
 from projections.engine.store.positions import Positions, read_positions
 from projections.engine.views.column_types import Scalar
 from projections.engine.views.columns import PARTITION
@@ -113,16 +112,13 @@ def verify(
     settings: Settings,
     views: Mapping[str, View],
     *,
-    engine_for: EngineFor | None = None,
-    processes: int | None = None,
-    progress: Progress | None = None,
+    engine_for: EngineFor = local,
+    progress: Progress = SILENT,
 ) -> Verified:
-    """Compare the live tables of these views with the log, on `engine_for(records)`, by default on local `processes`.
+    """Compare the live tables of these views with the log, on `engine_for(records)`, by default on local processes.
 
     Raises NotLive, LogTrimmed and what folding raises.
     """
-    progress = progress or Silent()
-    engine_for = engine_for or (lambda _records: Local(processes))
     result = Verified()
     with named_errors(settings):
         with connect(settings, "samefold verify") as connection:
