@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message
@@ -47,6 +47,7 @@ from infra.settings import Settings
 
 log = logging.getLogger(__name__)
 
+Report: TypeAlias = Callable[..., None]
 IDLE_S = 0.2
 BUSY_S = 0.005
 DATABASE_RETRY_S = 0.25
@@ -111,6 +112,7 @@ class Handler:
     def _turn(self) -> None:
         """One round of the loop."""
         self._fetch()
+        self._producer.poll(0)  # before the clock: acknowledgements that came are not late
         now = time.monotonic()
         for partition in list(self.partitions.values()):
             self._execute(partition, partition.writer.on_clock(now))
@@ -150,7 +152,7 @@ class Handler:
     def _idle_s(self) -> float:
         """How long to wait for commands: not at all while there is something else to do."""
         now, partitions = time.monotonic(), self.partitions.values()
-        if any(partition.is_due(now) for partition in partitions):
+        if any(one.is_due(now) for one in partitions):
             return 0
         return BUSY_S if any(one.waiting or not one.is_serving for one in partitions) else IDLE_S
 
@@ -158,7 +160,6 @@ class Handler:
         """Let the writers decide what waits, on states that the database reads while reports of appends are served."""
         batches = [(one, batch) for one in self.partitions.values() if (batch := one.next_batch(now)) is not None]
         if not batches:
-            self._producer.poll(0)
             return
         streams, outcomes = set[tuple[str, str]](), set[tuple[str, str]]()
         for partition, batch in batches:
@@ -171,10 +172,11 @@ class Handler:
             snapshot = self._read_model.answer(question)
         except DatabaseUnavailable:
             for partition, _ in batches:
-                partition.decide_at = now + DATABASE_RETRY_S
+                partition.decide_at = time.monotonic() + DATABASE_RETRY_S
                 self._fetching.pause(partition)
             return
         reach("states loaded")
+        now = time.monotonic()
         for partition, batch in batches:
             if not partition.is_serving or not self._members.has(partition):
                 continue
@@ -194,13 +196,13 @@ class Handler:
                 self._fetching.read_on(partition)
 
     def _append(self, partition: Partition, commit: Append) -> None:
-        reported = partial(self._acknowledged, partition, partition.writer.epoch, commit.seq)
+        report: Report = partial(self._acknowledged, partition, partition.writer.epoch, commit.seq)
         headers = commit.headers
         if headers and tracing.recording():
             span = tracing.start("decide", SpanKind.CONSUMER, headers)
             span.set_attributes({"samefold.stream": commit.stream, "samefold.partition": partition.number})
-            headers, reported = tracing.carrier(span), partial(_ended, span, reported)
-        self._produce(partition, commit.stream.encode(), commit.value, reported, headers)
+            headers, report = tracing.carrier(span), partial(_ended, span, report)
+        self._produce(partition.number, commit.stream.encode(), commit.value, report, headers)
         reach("commit sent")
 
     def _acknowledged(
@@ -214,20 +216,12 @@ class Handler:
             self._execute(partition, partition.writer.on_acknowledged(seq, offset, time.monotonic()))
 
     def _produce(
-        self,
-        partition: Partition,
-        key: bytes | None,
-        value: bytes,
-        on_delivery: Callable[..., None],
-        headers: Headers | None = None,
+        self, number: int, key: bytes | None, value: bytes, report: Report, headers: Headers | None = None
     ) -> None:
-        topic = self.settings.events_topic
         while True:
             producer = self._producer.now
             try:
-                producer.produce(
-                    topic, value, key=key, partition=partition.number, on_delivery=on_delivery, headers=headers
-                )
+                producer.produce(self.settings.events_topic, value, key, number, report, headers=headers)
                 return
             except BufferError:
                 self._producer.poll(0.05)
@@ -236,7 +230,7 @@ class Handler:
                     raise KafkaClientFailed(f"The producer takes no record: {error.args[0].str()}.", AGAIN) from error
                 # it may be in the log, as may all records that were in flight: each writer that gets such a report opens again
                 self._producer.renew(producer, error.args[0])
-                on_delivery(error.args[0], None)
+                report(error.args[0], None)
                 return
 
     def _require_right(self, partition: Partition, error: KafkaError | None) -> None:
@@ -260,7 +254,8 @@ class Handler:
                 partition.later(0, lambda: self._takeover.load(writer))
             case Open():
                 opening = Opening(writer=self.name, commands_topic_id=writer.commands_topic_id)
-                self._produce(partition, None, encode(opening), partial(self._opened, partition, writer.openings))
+                report = partial(self._opened, partition, writer.openings)
+                self._produce(partition.number, None, encode(opening), report)
                 reach("opening sent")
             case ReadLog(start, stop):
                 return self._takeover.read_log(writer, start, stop)
@@ -307,30 +302,25 @@ class Handler:
         self._read_model.close()
 
 
-_ACCEPTED = metrics.HANDLER_COMMITS.labels("accepted")
-_REJECTED = metrics.HANDLER_COMMITS.labels("rejected")
-
-
 def _count(actions: Sequence[Action]) -> None:
     appends = [action for action in actions if isinstance(action, Append)]
     if not appends:
         return
-    rejections = [append.reason for append in appends if append.reason]
+    # the domain's refusals are one label: their codes are too many
+    codes = Counter(one.reason.code if one.reason.code in RECORDED else "refused" for one in appends if one.reason)
     metrics.HANDLER_BATCH_COMMANDS.observe(len(appends))
-    _ACCEPTED.inc(len(appends) - len(rejections))
-    if rejections:
-        _REJECTED.inc(len(rejections))
-        # the domain's refusals are one label: their codes are too many
-        for why, count in Counter(one.code if one.code in RECORDED else "refused" for one in rejections).items():
-            metrics.HANDLER_REJECTIONS.labels(why).inc(count)
-            if why not in ("refused", "version-conflict"):
-                first = next(one.stream for one in appends if one.reason and one.reason.code == why)
-                log.warning("%d commands were rejected as %s, the first of %s: outcomes say why", count, why, first)
+    metrics.HANDLER_COMMITS.labels("accepted").inc(len(appends) - codes.total())
+    metrics.HANDLER_COMMITS.labels("rejected").inc(codes.total())
+    for why, count in codes.items():
+        metrics.HANDLER_REJECTIONS.labels(why).inc(count)
+        if why not in ("refused", "version-conflict"):
+            first = next(one.stream for one in appends if one.reason and one.reason.code == why)
+            log.warning("%d commands were rejected as %s, the first of %s: outcomes say why", count, why, first)
 
 
-def _ended(span: Span, reported: Callable[..., None], error: KafkaError | None, message: Message) -> None:
+def _ended(span: Span, report: Report, error: KafkaError | None, message: Message) -> None:
     span.end()
-    reported(error, message)
+    report(error, message)
 
 
 def main() -> NoReturn:
