@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from commands.intake import Received, hidden_difference, holds_nul, reason
+from commands.intake import Received, Rejected, command_of, hidden_difference, holds_nul, reason
 from domain.engine.storable import encode as encode_value
 from domain.engine.storable import require_same
 from domain.language import Refusal
@@ -30,25 +30,26 @@ class Decided(msgspec.Struct, frozen=True):
     after: Versioned
 
 
-@watched(lambda local: local["received"].named)
+@watched(
+    lambda local: f"command {type(local['command']).__name__} {local['received'].id} of {local['received'].stream}"
+)
 def decide(received: Received, before: Versioned, *, epoch: int, seq: int, max_bytes: int) -> Decided:
-    """Decide a command on the state of its stream. Pure; raises nothing that depends on the command or the domain's code.
+    """Decide a command on the state of its stream. Pure; raises nothing that depends on the command or the author's code.
 
-    A refusal, a version conflict, a defect of the domain's code, a decision that does not end in time and a commit of more than
-    `max_bytes` become rejections.
+    A command whose own checks fail, a refusal, a version conflict, a defect of the author's code, a decision that does not end in
+    time and a commit of more than `max_bytes` become rejections.
     """
-    if received.rejection is not None:
-        return _rejection(received, before, received.rejection, epoch, seq)
-    if before.version == 0 and (problem := hidden_difference(received.stream)):
-        return _rejection(received, before, reason("unclear-stream", problem), epoch, seq)
-    if received.expected_version is not None and received.expected_version != before.version:
-        conflict = f"the stream is at version {before.version}, not {received.expected_version}"
-        return _rejection(received, before, reason("version-conflict", conflict), epoch, seq)
-    context = received.context
-    assert context is not None  # a command without a rejection has its context
     try:
+        command = command_of(received)
+        if before.version == 0 and (problem := hidden_difference(received.stream)):
+            raise Rejected(reason("unclear-stream", problem))
+        if received.expected_version is not None and received.expected_version != before.version:
+            conflict = f"the stream is at version {before.version}, not {received.expected_version}"
+            raise Rejected(reason("version-conflict", conflict))
+        context = received.context
+        assert context is not None  # a command without a rejection has its context
         state = before.state
-        events = context.decide(received.command, state)
+        events = context.decide(command, state)
         records = []
         size = 0
         for event in events:
@@ -59,7 +60,7 @@ def decide(received: Received, before: Versioned, *, epoch: int, seq: int, max_b
             name, decode = stored
             body = encode_value(event)
             if (size := size + len(body)) > max_bytes:  # it may yield events for ever
-                return _rejection(received, before, _too_large(max_bytes), epoch, seq)
+                raise Rejected(_too_large(max_bytes))
             data = msgspec.Raw(body)
             # decoded as every reader does: an event that can't be decoded would stop them all
             read = decode(data)
@@ -74,17 +75,21 @@ def decide(received: Received, before: Versioned, *, epoch: int, seq: int, max_b
         value = encode(commit)
         if b"\\u0000" in value and holds_nul(value):
             raise ValueError("decide returned a text with a NUL character, which PostgreSQL can't store")
+        if len(value) > max_bytes:
+            raise Rejected(_too_large(max_bytes))
+        return Decided(commit, value, after)
+    except Rejected as rejected:
+        why = rejected.reason
     except Refusal as refusal:
-        return _rejection(received, before, reason(refusal.code, refusal.message), epoch, seq)
+        why = reason(refusal.code, refusal.message)
     except TooSlow as slow:
-        return _rejection(received, before, reason("failed", str(slow)), epoch, seq)
+        why = reason("failed", str(slow))
     except MemoryError:  # perhaps another handler has more
         raise
-    except FAULTS as error:  # a defect of the domain's code: it would repeat on every attempt and block the partition
-        return _rejection(received, before, reason("failed", in_words(error)), epoch, seq)
-    if len(value) > max_bytes:
-        return _rejection(received, before, _too_large(max_bytes), epoch, seq)
-    return Decided(commit, value, after)
+    except FAULTS as error:  # a defect of the author's code: it would repeat on every attempt and block the partition
+        why = reason("failed", in_words(error))
+    commit = _commit(received, before.version, [], why, epoch, seq)
+    return Decided(commit, encode(commit), before)
 
 
 def is_slow(why: Reason) -> bool:
@@ -94,11 +99,6 @@ def is_slow(why: Reason) -> bool:
 
 def _too_large(most: int) -> Reason:
     return reason("too-large", f"its events take more than {most} bytes")
-
-
-def _rejection(received: Received, before: Versioned, why: Reason, epoch: int, seq: int) -> Decided:
-    commit = _commit(received, before.version, [], why, epoch, seq)
-    return Decided(commit, encode(commit), before)
 
 
 def _commit(

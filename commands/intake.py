@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation, localcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from unicodedata import category, is_normalized
 
@@ -60,7 +60,8 @@ class Received(msgspec.Struct, frozen=True):
     fingerprint: str
     expected_version: int | None = None
     context: Context | None = None
-    command: Any = None
+    command: Callable[[], Any] | None = None
+    """Makes the command of its body, for `command_of`."""
     rejection: Reason | None = None
     unknown: CommandType | None = None
     """Its type if this code does not know it; another release may."""
@@ -70,16 +71,18 @@ class Received(msgspec.Struct, frozen=True):
     by: str | UnsetType = UNSET
     headers: Headers | None = None
     """The trace's headers, for the commit's record."""
-    unchecked: Record | None = None
-    """Its record, where the command's own checks are still to be made: then there is no command."""
-
-    @property
-    def named(self) -> str:
-        return f"command {type(self.command).__name__} {self.id} of {self.stream}"
 
 
-def receive(record: Record, intake: Intake, *, own_checks: bool = True) -> Received:
-    """Check what does not need the stream's state; without `own_checks`, it is `unchecked`. Raises nothing, whatever it holds."""
+class Rejected(Exception):
+    """The answer to a command is a rejection."""
+
+    def __init__(self, why: Reason, unknown: CommandType | None = None) -> None:
+        self.reason = why
+        self.unknown = unknown
+
+
+def receive(record: Record, intake: Intake) -> Received:
+    """Check what needs neither the stream's state nor the author's code. Raises nothing, whatever the record holds."""
     try:
         envelope = decode_command(record.value or b"")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -93,23 +96,72 @@ def receive(record: Record, intake: Intake, *, own_checks: bool = True) -> Recei
         )
     if record.key != stream.encode():
         return _under_derived_id(record, intake, "misrouted", "the record's key is not its stream")
-    received = _validated(record, envelope, intake, own_checks)
-    if (
-        envelope.correlation_id is UNSET
-        and envelope.causation_id is UNSET
-        and envelope.depth is UNSET
-        and envelope.by is UNSET
-    ):
-        return received
-    if wrong := bad_relation(envelope.correlation_id, envelope.causation_id, envelope.by):
-        return msgspec.structs.replace(received, command=None, rejection=reason("malformed", wrong))
-    return msgspec.structs.replace(
-        received,
-        correlation_id=envelope.correlation_id,
-        causation_id=envelope.causation_id,
-        depth=envelope.depth,
-        by=envelope.by,
+    # every rejection needs the context: without it the stream's state would be taken for empty
+    name = stream.partition("/")[0]
+    context = intake.contexts.get(name)
+    fingerprint = ""
+    command = rejection = unknown = None
+    try:
+        fingerprint = fingerprint_of(envelope)
+        command = _checked(record, envelope, name, context, intake)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        fingerprint = _hash(bytes(envelope.data))
+        rejection = reason("malformed", f"the body can't be read: {error}")
+    except Rejected as rejected:
+        rejection, unknown = rejected.reason, rejected.unknown
+    relation = (envelope.correlation_id, envelope.causation_id, envelope.depth, envelope.by)
+    if relation != _UNRELATED and (wrong := bad_relation(envelope.correlation_id, envelope.causation_id, envelope.by)):
+        command, rejection, relation = None, reason("malformed", wrong), _UNRELATED
+    return Received(
+        record.offset,
+        stream,
+        envelope.id,
+        fingerprint,
+        envelope.expected_version,
+        context,
+        command,
+        rejection,
+        unknown,
+        *relation,
     )
+
+
+_UNRELATED = (UNSET, UNSET, UNSET, UNSET)
+
+
+def _checked(
+    record: Record, envelope: Command, name: str, context: Context | None, intake: Intake
+) -> Callable[[], Any]:
+    """Check a body that can be read; what makes the command of it. Raises Rejected."""
+    size = len(record.value or b"")
+    if size > intake.max_bytes:
+        raise Rejected(reason("too-large", f"the command takes {size} bytes, more than {intake.max_bytes}"))
+    if context is None:
+        raise Rejected(reason("malformed", f"no context is called '{name}'"), CommandType(name, ""))
+    read = context.command_readers.get(envelope.type)
+    if read is None:
+        unknown = CommandType(name, envelope.type)
+        raise Rejected(reason("malformed", f"'{name}' knows no command '{envelope.type}'"), unknown)
+    body = bytes(envelope.data)
+    if b"\\u0000" in body and holds_nul(body):  # a call costs each command more than the first check
+        raise Rejected(reason("malformed", "the body holds a NUL character, which PostgreSQL can't store"))
+    return partial(read, body)
+
+
+@watched(lambda local: f"a check of command {local['received'].id} of {local['received'].stream}")
+def command_of(received: Received) -> Any:
+    """The command, which makes its class's own checks. Raises Rejected."""
+    if received.rejection is not None:
+        raise Rejected(received.rejection)
+    assert received.command is not None
+    try:
+        return received.command()
+    except ValidationError as error:
+        raise Rejected(reason("malformed", summary(error))) from error
+    except msgspec.DecodeError as error:
+        raise Rejected(reason("malformed", f"the body is no JSON object: {error}")) from error
+    except FAULTS as error:  # a defect in a command's own checks, which would repeat on every attempt
+        raise Rejected(reason("failed", str(error) if isinstance(error, TooSlow) else in_words(error))) from error
 
 
 def bad_name(stream: str, command_id: str) -> str | None:
@@ -200,52 +252,6 @@ _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 
 def _hash(value: bytes) -> str:
     return hashlib.blake2b(value, digest_size=16).hexdigest()
-
-
-class _Rejected(Exception):
-    def __init__(self, code: str, message: str, unknown: CommandType | None = None) -> None:
-        self.reason = reason(code, message)
-        self.unknown = unknown
-
-
-@watched(lambda local: f"a check of {local['envelope'].type} {local['envelope'].id} of {local['envelope'].stream}")
-def _validated(record: Record, envelope: Command, intake: Intake, own_checks: bool) -> Received:
-    name = envelope.stream.partition("/")[0]
-    # every rejection needs the context: without it the stream's state would be taken for empty
-    context = intake.contexts.get(name)
-    try:
-        fingerprint = fingerprint_of(envelope)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        rejection = reason("malformed", f"the body can't be read: {error}")
-        where = (record.offset, envelope.stream, envelope.id, _hash(bytes(envelope.data)))
-        return Received(*where, context=context, rejection=rejection)
-    try:
-        size = len(record.value or b"")
-        if size > intake.max_bytes:
-            raise _Rejected("too-large", f"the command takes {size} bytes, more than {intake.max_bytes}")
-        if context is None:
-            raise _Rejected("malformed", f"no context is called '{name}'", CommandType(name, ""))
-        read = context.command_readers.get(envelope.type)
-        if read is None:
-            unknown = CommandType(name, envelope.type)
-            raise _Rejected("malformed", f"'{name}' knows no command '{envelope.type}'", unknown)
-        body = bytes(envelope.data)
-        if b"\\u0000" in body and holds_nul(body):  # a call costs each command more than the first check
-            raise _Rejected("malformed", "the body holds a NUL character, which PostgreSQL can't store")
-        try:
-            command = read(body) if own_checks else None
-        except ValidationError as error:
-            raise _Rejected("malformed", summary(error)) from error
-        except msgspec.DecodeError as error:
-            raise _Rejected("malformed", f"the body is no JSON object: {error}") from error
-        except FAULTS as error:  # a defect in a command's own checks, which would repeat on every attempt
-            raise _Rejected("failed", str(error) if isinstance(error, TooSlow) else in_words(error)) from error
-    except _Rejected as why:
-        where = (record.offset, envelope.stream, envelope.id, fingerprint)
-        return Received(*where, context=context, rejection=why.reason, unknown=why.unknown)
-    where = (record.offset, envelope.stream, envelope.id, fingerprint)
-    unchecked = None if own_checks else record
-    return Received(*where, envelope.expected_version, context, command, unchecked=unchecked)
 
 
 @cache

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -17,16 +17,18 @@ from commands.decision import Versioned
 from commands.writer import Snapshot
 from domain.engine.contexts import contexts, unreadable_state
 from domain.engine.storable import decoder
+from infra.database.connect import Connection, DatabaseUnavailable, connect, named_errors
+from infra.log.contract import Contract, check_contract
 from infra.log.rule import Reading
+from infra.log.topics import Topic
+from infra.observability.logs import StatusLog
+from infra.settings import Settings
 from projections.engine.store.command_types import CommandType, live_types, own_types
 from projections.engine.store.event_types import foldable_types, own_event_types
-from projections.engine.store.positions import live_set
 from projections.engine.views.binary_arrays import texts, uuids
 from projections.engine.views.core_views import (
     OUTCOMES,
     OUTCOMES_VERSION,
-    agent_views,
-    code_set,
     command_key,
     snapshot_view_name,
 )
@@ -35,21 +37,52 @@ AGENT = "core"
 
 
 class SnapshotReader:
-    """Reads snapshots over one connection. Not thread-safe."""
+    """Reads snapshots over one connection, which is made again when it was lost. Not thread-safe.
 
-    def __init__(self, connection: psycopg.Connection[Any], events_topic: str) -> None:
-        self.connection = connection
-        self.events_topic = events_topic
+    All its methods raise DatabaseUnavailable while PostgreSQL is, and other named errors.
+    """
+
+    def __init__(self, settings: Settings, name: str, log: Sequence[Topic], status: StatusLog) -> None:
+        self._settings = settings
+        self._name = name
+        self._log = log
+        self._events_topic = settings.events_topic
+        self._status = status
+        self._connection: Connection | None = None
         self._tables: dict[str, str] = {}
         self._versions: dict[str, int] = {}
 
+    @contextmanager
+    def session(self) -> Iterator[Connection]:
+        """The connection, while no question is pending."""
+        try:
+            with named_errors(self._settings):
+                if self._connection is None or self._connection.closed:
+                    self._connection = connect(self._settings, self._name, short_transactions=True, by_key=True)
+                    for topic in self._log:
+                        check_contract(self._connection, Contract.of(topic))
+                    self._status.well("database", "PostgreSQL answers again")
+                yield self._connection
+        except DatabaseUnavailable:
+            self.close()
+            self._status.wrong("database", "PostgreSQL does not answer; waiting for it")
+            raise
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
     def read(self) -> Snapshot:
-        """A snapshot without states and outcomes, but with the types of commands and events. Raises psycopg.Error."""
+        """A snapshot without states and outcomes, but with the types of commands and events."""
         snapshot = self.answer(self.ask((), ()))
-        live, own = live_types(self.connection), own_types()
+        if not snapshot.fits:  # it may with the tables' names that this one found
+            snapshot = self.answer(self.ask((), ()))
+        with self.session() as db:
+            live, foldable = live_types(db), foldable_types(db)
+        own, events = own_types(), own_event_types()
         others = {CommandType(name, "") for name in self.states.keys() - contexts().keys()}
         unknown = {one for one in live - own if one.context in contexts()} | others
-        foldable, events = foldable_types(self.connection), own_event_types()
         newer = {one for one in foldable - events if one.partition(".")[0] in contexts()}
         return replace(
             snapshot,
@@ -58,10 +91,6 @@ class SnapshotReader:
             newer=frozenset(newer),
             unfoldable=events - foldable,
         )
-
-    def shows_this_code(self) -> bool:
-        """Whether the live views are those of this code: then agents can fold all of its events. Raises psycopg.Error."""
-        return live_set(self.connection, AGENT) == code_set(agent_views(AGENT))
 
     @property
     def states(self) -> dict[str, int]:
@@ -73,42 +102,41 @@ class SnapshotReader:
     def ask(self, streams: Collection[tuple[str, str]], outcomes: Collection[tuple[str, str]]) -> Question:
         """Send the query for the states of these (context, stream), and for which of these (stream, command id) have an outcome.
 
-        It does not wait for the result: use the connection for nothing else before `answer`. Both raise psycopg.Error.
+        It does not wait for the result: use the connection for nothing else before `answer`.
         """
         by_context: dict[str, list[str]] = defaultdict(list)
         for context, stream in streams:
             if snapshot_view_name(context) in self._tables:
                 by_context[context].append(stream)
         parameters: list[Any] = [texts(names) for names in by_context.values()]
-        parameters += [AGENT, self.events_topic, AGENT]
+        parameters += [AGENT, self._events_topic, AGENT]
         asked = list(outcomes)
         outcomes_table = self._tables.get(OUTCOMES) if asked else None
         if outcomes_table:
             parameters += [uuids([command_key(*one) for one in asked])]
         query = _query(tuple(self._tables[snapshot_view_name(context)] for context in by_context), outcomes_table)
-        pipeline = self.connection.pipeline()
-        pipeline.__enter__()  # `_answer` leaves it; until then the server works while the handler does
-        cursor = self.connection.execute(query, parameters, binary=True)
-        return Question(streams, asked, list(by_context), pipeline, cursor)
+        with self.session() as db:
+            pipeline = db.pipeline()
+            pipeline.__enter__()  # `answer` leaves it; until then the server works while the handler does
+            cursor = db.execute(query, parameters, binary=True)
+        return Question(asked, list(by_context), pipeline, cursor)
 
     def answer(self, question: Question) -> Snapshot:
-        """The result of the query."""
-        snapshot = self._answer(question)
-        if snapshot is None:  # a switch changed a table since the names were read
-            snapshot = self._answer(self.ask(question.streams, question.outcomes))
-        return snapshot or Snapshot({}, "", fits=False)
-
-    def _answer(self, question: Question) -> Snapshot | None:
-        """None where the snapshot has other table names than those the query used."""
-        question.pipeline.__exit__(None, None, None)
-        row = question.cursor.fetchone()
+        """The result. It does not fit where a switch changed a table since the names for the query were read."""
+        with self.session():
+            question.pipeline.__exit__(None, None, None)
+            row = question.cursor.fetchone()
         assert row is not None
         found = _decode_found(row[0])
+        positions = {partition: Reading(*reading) for partition, _, *reading in found.positions or ()}
+        generations = {position[1] for position in found.positions or ()}
+        generation = generations.pop() if len(generations) == 1 else ""
+        versions = self._versions = {view: version for view, version, _ in found.live or ()}
         # of this code's versions: another version's columns may be others, too
         tables = {view: table for view, version, table in found.live or () if _wanted().get(view) == version}
-        if any(self._tables.get(view) != tables.get(view) for view in _wanted()):
+        if tables != self._tables:
             self._tables = tables
-            return None
+            return Snapshot(positions, generation, fits=False)
         rows: dict[str, Versioned] = {}
         for context, states in zip(question.contexts, found.states, strict=True):
             decode = decoder(contexts()[context].state)
@@ -117,12 +145,9 @@ class SnapshotReader:
                     rows[stream] = Versioned(version, decode(state))
                 except (msgspec.DecodeError, ValueError, TypeError) as error:
                     raise unreadable_state(stream, error) from error
-        positions = {partition: Reading(*reading) for partition, _, *reading in found.positions or ()}
-        generations = {position[1] for position in found.positions or ()}
-        versions = self._versions = {view: version for view, version, _ in found.live or ()}
         return Snapshot(
             positions,
-            generations.pop() if len(generations) == 1 else "",
+            generation,
             bool(positions) and all(versions.get(view) == version for view, version in _wanted().items()),
             rows,
             frozenset(question.outcomes[number - 1] for number in found.outcomes or ()),
@@ -132,7 +157,6 @@ class SnapshotReader:
 class Question(NamedTuple):
     """A query that was sent, and where its result will be."""
 
-    streams: Collection[tuple[str, str]]
     outcomes: Sequence[tuple[str, str]]
     contexts: list[str]
     """Those whose table is known, in the order of the result's states."""

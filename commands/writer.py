@@ -5,7 +5,7 @@ and so does a model checker. The phases of a partition:
 
     LOADING ──position──▶ OPENING ──acknowledged at o──▶ READING ──record at o consumed──▶ SERVING
        ▲                                                                                      │
-       └──────── the group confirms ◀────────── UNCONFIRMED ◀──── any doubt, from any phase ──┘
+       └──────── the group confirms ◀────────── UNCONFIRMED ◀──── a ReopenReason, in any phase ┘
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Phase(Enum):
     UNCONFIRMED = "waiting for the group's confirmation"
 
 
-class Doubt(StrEnum):
-    """Why a writer gives up its epoch."""
+class ReopenReason(StrEnum):
+    """Why a writer gives up its epoch, to open the partition again when the group has confirmed it."""
 
     OPENING = "opening"
     """It was not acknowledged, or its offset holds another record."""
@@ -116,12 +116,12 @@ class Confirm(NamedTuple):
     """Ask the group, after a jittered pause, whether this process is the assignee (rule 6); then call `on_confirmed`."""
 
     why: str
-    doubt: Doubt | None = None
+    reason: ReopenReason | None = None
     """None for a further attempt."""
 
 
 class Refuse(NamedTuple):
-    """Topics and positions are inconsistent: stop the process. `why` names the error."""
+    """Topics and positions are inconsistent: stop the process. `why` is for its error."""
 
     why: str
 
@@ -194,7 +194,7 @@ class Writer:
         if self.unfolded and position.next_offset <= self.unfolded[0]:
             return Wait(f"{self.unfolded[1]} This partition waits until an agent has folded it")
         if log_end < position.next_offset:
-            return Refuse("events-shorter-than-position")
+            return Refuse("The read model's position lies beyond the log's end: the log was recreated or lost records.")
         if log_end - position.next_offset > self.limits.run_ahead:
             return Wait(f"the read model is behind by records: {log_end - position.next_offset}")
         self.base = position.next_offset
@@ -210,7 +210,7 @@ class Writer:
         if self.phase is not Phase.OPENING:
             return Wait("already past this opening")
         if offset is None or offset < self.base:
-            return self._doubt(Doubt.OPENING, "the opening has no acknowledgement")
+            return self._give_up(ReopenReason.OPENING, "the opening has no acknowledgement")
         self.epoch = offset
         self.phase = Phase.READING
         return ReadLog(self.reading.next_offset, offset + 1)
@@ -220,13 +220,13 @@ class Writer:
         for record in records:
             entry = decode_event(record)
             if isinstance(entry, Opening) and entry.commands_topic_id != self.commands_topic_id:
-                return Refuse("commands-topic-recreated")
+                return Refuse("Earlier commits were decided from another topic of commands: it was recreated.")
         self.reading, counted, _ = read(self.reading, records)
         self.overlay.add_read(counted)
         if self.reading.next_offset <= self.epoch:
             return ReadLog(self.reading.next_offset, self.epoch + 1)
         if (self.reading.epoch, self.reading.seq) != (self.epoch, 0):
-            return self._doubt(Doubt.OPENING, "the record at the opening's offset is not the opening")
+            return self._give_up(ReopenReason.OPENING, "the record at the opening's offset is not the opening")
         self.last_command = self.reading.command_offset
         self.phase = Phase.SERVING
         return Serve(self.last_command + 1)
@@ -245,7 +245,10 @@ class Writer:
         return streams, outcomes
 
     def on_commands(self, commands: Sequence[Received], snapshot: Snapshot, now: float) -> list[Action]:
-        """Decide commands in order on a snapshot that holds what `wants` named, up to one that was too slow; at most `room`."""
+        """Decide at most `room` commands, in order, on a snapshot that holds what `wants` named.
+
+        Those behind one that was too slow are left: `last_command` is the last one that has its outcome.
+        """
         if action := self._distrust(snapshot):
             return [action]
         actions: list[Action] = []
@@ -254,16 +257,17 @@ class Writer:
                 continue
             key = (command.stream, command.id)
             if self.overlay.answered(*key) or key in snapshot.outcomes:
+                self.last_command = command.offset
                 continue
             if command.unknown is not None and command.unknown in self.unknown:
                 return [*actions, self._leave(command.offset, command.unknown)]
             try:
                 decided = self._decide(command, snapshot)
             except Inconsistent as error:
-                return [*actions, self._doubt(Doubt.DATABASE, str(error))]
+                return [*actions, self._give_up(ReopenReason.DATABASE, str(error))]
             except (UnknownEvent, UnreadableEvent) as error:
                 self.unfolded = self.epoch, error.message
-                return [*actions, self._doubt(Doubt.EVENT, error.message)]
+                return [*actions, self._give_up(ReopenReason.EVENT, error.message)]
             self.seq += 1
             self.last_command = command.offset
             self.overlay.add_own(decided.commit, decided.after)
@@ -278,14 +282,16 @@ class Writer:
         return actions
 
     def _distrust(self, snapshot: Snapshot) -> Action | None:
-        """The doubt if this snapshot's rows may not be used (rules 2 and 10), else None."""
+        """Gives up the epoch if this snapshot's rows may not be used (rules 2 and 10)."""
         position = snapshot.positions.get(self.partition)
         if position is None or position.next_offset < self.base:
-            return self._doubt(Doubt.DATABASE, "the database is older than it was: restored, or a replica that lags")
+            return self._give_up(
+                ReopenReason.DATABASE, "the database is older than it was: restored, or a replica that lags"
+            )
         if snapshot.generation != self.generation or not snapshot.fits:
-            return self._doubt(Doubt.GENERATION, "the read model's generation changed")
+            return self._give_up(ReopenReason.GENERATION, "the read model's generation changed")
         if position.epoch > self.epoch:
-            return self._doubt(Doubt.FENCED, "another writer opened this partition")
+            return self._give_up(ReopenReason.FENCED, "another writer opened this partition")
         return None
 
     def _evict(self, snapshot: Snapshot) -> None:
@@ -299,37 +305,37 @@ class Writer:
         if self.phase is not Phase.SERVING:
             return None
         if seq != self.acknowledged + 1 or offset != self.epoch + seq:
-            return self._doubt(
-                Doubt.ACKNOWLEDGEMENT, f"commit {seq} of epoch {self.epoch} was acknowledged at {offset}"
+            return self._give_up(
+                ReopenReason.ACKNOWLEDGEMENT, f"commit {seq} of epoch {self.epoch} was acknowledged at {offset}"
             )
         self.acknowledged += 1
         self.unacknowledged_since = now if self.acknowledged < self.seq else None
         return None
 
     def on_clock(self, now: float) -> Action | None:
-        """A commit that is not acknowledged in time is in doubt too (rule 5)."""
+        """A commit must be acknowledged in time (rule 5)."""
         since = self.unacknowledged_since
         if self.phase is Phase.SERVING and since is not None and now - since > self.limits.ack_timeout_s:
-            return self._doubt(Doubt.ACKNOWLEDGEMENT, "a commit was not acknowledged in time")
+            return self._give_up(ReopenReason.ACKNOWLEDGEMENT, "a commit was not acknowledged in time")
         return None
 
-    # ── doubt ──
+    # ── opening again ──
 
     def on_confirmed(self) -> Action:
-        """The group, asked after the doubt arose, confirmed this process as the assignee (rule 6)."""
+        """The group, asked after the epoch was given up, confirmed this process as the assignee (rule 6)."""
         return self.start()
 
-    def _doubt(self, doubt: Doubt, why: str) -> Action:
+    def _give_up(self, reason: ReopenReason, why: str) -> Action:
         """The only way back: forget everything, get confirmed, open again."""
         self._forget()
         self.phase = Phase.UNCONFIRMED
-        return Confirm(why, doubt)
+        return Confirm(why, reason)
 
     def _leave(self, offset: int, kind: CommandType) -> Action:
         """Leave the command to a handler that knows it: a rejection by this code could never be taken back."""
         self.left = (offset, kind)
         why = f"command '{kind}' at offset {offset} is live but unknown to this code; another release must decide it"
-        return self._doubt(Doubt.COMMAND, why)
+        return self._give_up(ReopenReason.COMMAND, why)
 
     def _decide(self, command: Received, snapshot: Snapshot) -> Decided:
         before = _NOTHING

@@ -77,7 +77,9 @@ HANDLER_BATCH_COMMANDS = _counts("handler_batch_commands", "Commands that were d
 HANDLER_COMMITS = _counter("handler_commits", "Commits appended, by what became of the command.", "outcome")
 HANDLER_REJECTIONS = _counter("handler_rejections", "Rejections appended, by why.", "why")
 HANDLER_EPOCHS = _counter("handler_epochs", "Epochs opened: partitions that a handler took over, or reopened.")
-HANDLER_DOUBTS = _counter("handler_doubts", "Times that a handler gave up its epoch, by why.", "why")
+HANDLER_REOPENINGS = _counter(
+    "handler_reopenings", "Times that a handler gave up its epoch to open again, by why.", "why"
+)
 
 # ── the agents ──
 

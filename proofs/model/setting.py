@@ -13,7 +13,7 @@ from tests.engine.purse import PURSE, Fill, Spend
 
 ACK_TIMEOUT = 30.0
 
-APPEND_FAULTS = frozenset({"copied", "lost", "doubtful", "unsaid", "overtaken"})
+APPEND_FAULTS = frozenset({"copied", "lost", "misreported", "unsaid", "overtaken"})
 FAULTS = APPEND_FAULTS | {"away", "restore", "late", "assign", "crash"}
 
 
@@ -38,7 +38,7 @@ class Bounds:
     faults: int = 1
     """Faults of any kind together."""
     kinds: frozenset[str] = FAULTS
-    """What may happen to an append: copied, lost, doubtful (reported as failed, may land all the same), unsaid (never reported),
+    """What may happen to an append: copied, lost, misreported (reported as failed, may land all the same), unsaid (never reported),
     overtaken (by a later one), away (an opening that can't be read up to). restore: the database returns to any earlier state.
     late: an acknowledgement outlasts the timeout. assign: the group gives the partition back to a writer that never noticed. crash:
     as good as never scheduled again, but that its reports end with it."""
@@ -82,4 +82,4 @@ def _command(offset: int, text: str) -> Received:
     expected = next((int(word[1:]) for word in rest if word.startswith("@")), None)
     purse = next((word for word in rest if not word.startswith("@")), "1")
     command = (Fill if kind == "fill" else Spend)(cents=int(cents))
-    return Received(offset, f"purse/{purse}", id_, "f", expected, PURSE, command)
+    return Received(offset, f"purse/{purse}", id_, "f", expected, PURSE, lambda: command)

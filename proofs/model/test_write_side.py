@@ -37,7 +37,7 @@ def test_every_state_keeps_every_promise(name: str) -> None:
 def test_every_run_without_faults_ends_with_every_command_answered() -> None:
     graph = all_runs(Bounds(TWO, births=2, faults=0))
     assert graph.in_vain == 0
-    assert graph.openings <= 5  # each writer's first, and those after a doubt that the group confirmed
+    assert graph.openings <= 5  # each writer's first, and those that the group confirmed
 
 
 def test_a_run_that_ends_in_vain_is_noticed() -> None:

@@ -113,7 +113,7 @@ class World:
             labels.add(flight.label)
             if not overtakes or "overtaken" in kinds:
                 found.append(f"lands {flight.label}")
-            for fate in ("copied", "lost", "doubtful", "unsaid", "away"):
+            for fate in ("copied", "lost", "misreported", "unsaid", "away"):
                 if fate in kinds and (owned or fate in ("copied", "lost")) and (fate != "away" or flight.epoch < 0):
                     found.append(f"{fate} {flight.label}")
         if len(self.log) > self.database.reading.next_offset:
@@ -155,7 +155,7 @@ class World:
             case ["late", name]:
                 self.faults -= not self.handlers[name].waits_in_vain()
                 self.handlers[name].timed_out(self)
-            case ["lands" | "copied" | "lost" | "doubtful" | "unsaid" | "away" as fate, label]:
+            case ["lands" | "copied" | "lost" | "misreported" | "unsaid" | "away" as fate, label]:
                 self._fate(fate, label)
             case ["agent"]:
                 self._agent()
@@ -254,7 +254,7 @@ class World:
             case "lost":
                 self.flights = others
                 self._report(flight, came=True, offset=None)
-            case "doubtful":
+            case "misreported":
                 self.flights = (*others, unattached)
                 self._report(flight, came=True, offset=None)
             case _:  # unsaid

@@ -80,7 +80,7 @@ def histories(known: Mapping[str, Context]) -> Histories:
             if (why := decided.commit.reason) and why.code == "failed":
                 assert not is_slow(why), f"{kind.__name__} {bytes(sent.data).decode()} is not decided: {why.message}"
                 made.failed[kind.__name__] = why.message
-            elif received.rejection is None:
+            elif why is None or why.code != "malformed":
                 decided_kinds.add(kind.__name__)
             if events := decided.commit.events:
                 states[stream] = decided.after

@@ -205,7 +205,7 @@ def test_a_handler_opens_again_and_decides_each_command_once(
         until(lambda: project(world) >= 0 and scalar(world, "select count(*) from balances_v2") == 40, "decided")
         send(world, deposit("n1", "last", 5))
         until(lambda: project(world) == 1, "it goes on")
-        assert sum(writer.openings for writer in running.writers.values()) > world.partitions
+        assert sum(one.writer.openings for one in running.partitions.values()) > world.partitions
     assert scalar(world, "select sum(cents) from balances_v2") == 5
 
 

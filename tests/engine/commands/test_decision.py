@@ -24,7 +24,7 @@ FULL = Versioned(3, State(100))
 
 def received(command: Any, context: Context | None = PURSE, **more: Any) -> Received:
     return msgspec.structs.replace(
-        Received(offset=41, stream="purse/1", id="a", fingerprint="f", context=context, command=command), **more
+        Received(offset=41, stream="purse/1", id="a", fingerprint="f", context=context, command=lambda: command), **more
     )
 
 

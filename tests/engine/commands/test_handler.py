@@ -16,11 +16,12 @@ from aiokafka.client import AIOKafkaClient, ConnectionGroup, CoordinationType
 from aiokafka.coordinator.protocol import ConsumerProtocol
 from aiokafka.errors import GroupCoordinatorNotAvailableError
 from aiokafka.protocol.group import JoinGroupRequest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions
 
 from commands import release
-from commands.handler import Handler, HandlerFenced, KafkaClientFailed, TopicsInconsistent, _Batch
+from commands.group import HandlerFenced, KafkaClientFailed, TopicsInconsistent
+from commands.handler import Handler
 from commands.intake import reserved_stream
 from domain.engine.contexts import RECORDED, UnreadableState
 from infra.database.connect import connect
@@ -170,7 +171,7 @@ def test_the_handler_waits_while_it_is_too_far_ahead_of_the_read_model(world: Se
     send(world, open_account("ada"), *(deposit("ada", f"d{n}", n) for n in range(1, 100)))
     with handler(near) as running:
         decided(world, 20)
-        assert any(writer.room == 0 for writer in running.writers.values())
+        assert any(one.writer.room == 0 for one in running.partitions.values())
         send(world, open_account(elsewhere))
         decided(world, 21)
         assert [c.stream for c in commits(world)].count("accounts/ada") == 20
@@ -247,18 +248,18 @@ def test_a_batch_does_not_gather_more_than_may_be_decided_at_once(
     world: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    receive = Handler._poll
 
-    def counted(self: Handler) -> dict[int, _Batch]:
-        batches = receive(self)
-        sizes.append(sum(len(batch.commands) for batch in batches.values()))
-        return batches
+    class Counted(Consumer):  # type: ignore[misc]
+        def consume(self, *most: object) -> list[Message]:
+            found: list[Message] = super().consume(*most)
+            sizes.append(sum(one.topic() == world.commands_topic for one in found))
+            return found
 
-    monkeypatch.setattr(Handler, "_poll", counted)
+    monkeypatch.setattr(clients, "Consumer", Counted)
     send(world, open_account("ada"), *(deposit("ada", f"d{n}", 1) for n in range(99)))
     with handler(world.model_copy(update={"batch": 10})):
         decided(world, 100)
-    assert max(sizes) <= 11
+    assert max(sizes) <= 10
 
 
 def test_more_partitions_stop_the_handler_by_name(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -519,7 +520,7 @@ def test_a_handler_that_its_own_join_has_fenced_joins_again(world: Settings) -> 
     with handler(world, "h1", running=starting):
         until(lambda: "h1" in members(world, starting.group), "the handler waits until the silent one joins again")
         assert joined(world, starting.group, "h1")
-        assert not starting.writers, "it is no member yet"
+        assert not starting.partitions, "it is no member yet"
         joined(world, starting.group, "silent", session_ms=1_000)
         send(world, open_account("after"))
         decided(world, 1)
@@ -597,7 +598,7 @@ def test_a_live_command_that_this_code_does_not_know_is_left_to_another_release(
     with handler(world) as running:
         decided(world, 2)
         send(world, command("accounts/ada", "steal", "Steal"), deposit("ada", "d1", 5), deposit("bob", "d1", 5))
-        until(lambda: running.writers[here].left is not None, "the partition is given up")
+        until(lambda: running.partitions[here].writer.left is not None, "the partition is given up")
         decided(world, 3)
         opened = len(openings(world))
         send(world, command("accounts/bob", "rob", "Rob"), command("nowhere/bob", "nowhere", "Steal"))

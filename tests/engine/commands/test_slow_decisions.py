@@ -106,7 +106,7 @@ def test_checks_that_do_not_end_are_made_one_by_one(world: Settings, tmp_path: P
         assert len(commits(world)) < 6
         assert decided(world, 6)[1:] == [(f"slow{n}", "too-slow") for n in range(5)]
     log = (tmp_path / f"{crew.handlers[0].name}.log").read_text()
-    assert [log.count(f"a check of Deposit slow{n} of accounts/ada takes longer") for n in range(5)] == [1] * 5
+    assert [log.count(f"a check of command slow{n} of accounts/ada takes longer") for n in range(5)] == [1] * 5
 
 
 @pytest.mark.slow

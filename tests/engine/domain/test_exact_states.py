@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from commands.decision import Versioned, decide
-from commands.intake import Intake, Received, fingerprint_of, receive
+from commands.intake import Intake, Received, Rejected, command_of, fingerprint_of, receive
 from commands.overlay import Overlay
 from domain.engine.storable import comparable
 from infra.log.records import Command, Commit, Record, decode_event, encode
@@ -108,9 +108,9 @@ def test_a_number_that_is_not_finite_enters_nowhere(number: str) -> None:
     body = msgspec.json.encode(Keep(kept=Kept(name="x"))).replace(b'"weight":0.0', f'"weight":{number}'.encode())
     command = Command("a", "hoard/1", "Keep", msgspec.Raw(body))
     value = encode(command)
-    received = receive(Record(0, 0, 0, b"hoard/1", value), INTAKE)
-    assert received.rejection is not None
-    assert received.rejection.code == "malformed"
+    with pytest.raises(Rejected) as rejected:
+        command_of(receive(Record(0, 0, 0, b"hoard/1", value), INTAKE))
+    assert rejected.value.reason.code == "malformed"
 
 
 # Numbers are taken as they are written, or not at all.

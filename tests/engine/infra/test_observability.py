@@ -23,7 +23,7 @@ from api import request_metrics
 from commands.client import BadCommandLine, read_lines
 from commands.decision import Versioned, decide
 from commands.intake import Intake, receive
-from commands.writer import Doubt
+from commands.writer import ReopenReason
 from domain.engine.contexts import RECORDED
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, Record, encode
@@ -88,7 +88,7 @@ def test_the_page_has_every_metric_with_its_type_and_labels_and_no_other() -> No
 def test_the_page_names_the_values_of_labels() -> None:
     for value in (
         *CommitStatus,
-        *Doubt,
+        *ReopenReason,
         *RECORDED,
         "refused",
         "garbage",
@@ -140,7 +140,7 @@ def test_no_input_makes_a_label(api: Api) -> None:
         "outcome": {"accepted", "rejected"},
         "appended": {"yes", "no", "unknown"},
         "check": CHECKS,
-        "why": {*RECORDED, *Doubt, "refused", "garbage", "epoch", "seq", "locked"},
+        "why": {*RECORDED, *ReopenReason, "refused", "garbage", "epoch", "seq", "locked"},
     }
     for name, labels in values(api.client.get("/metrics").text).keys() - there.keys():
         for label, value in labels:

@@ -1,0 +1,116 @@
+"""Fetches commands and leaves none out: each partition's by their offsets, from the one that its writer wants next."""
+
+from __future__ import annotations
+
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+
+from commands.group import Group, KafkaClientFailed
+from commands.partition import BEHIND_RETRY_S, Partition
+from infra.log import clients
+from infra.processes.process_end import AGAIN
+
+GATHER_S = 0.01
+"""Under load, how long commands are gathered: a batch of some costs hardly more than one command."""
+GATHER_FROM, GATHER_TO = 8, 256
+"""Load is a batch of at least that many commands; with so many there is no need to wait for more."""
+_NOT_YET = {KafkaError._STATE, KafkaError._UNKNOWN_PARTITION, KafkaError._PREV_IN_PROGRESS, KafkaError._OUTDATED}
+"""Of a partition that librdkafka does not fetch yet, pauses itself, or does not fetch any more: the next poll shows which."""
+
+
+class Fetching:
+    """Fetches, pauses and resumes the partitions that the group has assigned."""
+
+    def __init__(self, group: Group, most: int) -> None:
+        self._group = group
+        self._most = most
+        self._is_loaded = False
+        """The last batch had many commands."""
+        self._resumed: set[int] = set()
+        """Since the last poll, while no other partition was fetched."""
+
+    def poll(self, seconds: float) -> list[tuple[Partition, Message]]:
+        """Wait for the first command and take all that have arrived. Raises what must end the process."""
+        messages = self._take(seconds)
+        serving = {number: one for number, one in self._group.partitions.items() if one.is_serving}
+        found: list[tuple[Partition, Message]] = []
+        again: set[int] = set()
+        """Partitions to be read from their next command on."""
+        for message in messages:
+            number = message.partition()
+            partition = serving.get(number)
+            if error := message.error():
+                self._group.on_error(error, number)
+                again.add(number)
+                if partition:
+                    partition.gap = None
+            elif partition and number not in again:
+                offset = message.offset()
+                if offset != partition.next_offset and not self._is_gap(partition, offset, again):
+                    continue
+                partition.next_offset = offset + 1
+                partition.is_refused = False
+                found.append((partition, message))
+        self._group.check()
+        if (
+            self._group.is_rebalanced
+        ):  # librdkafka paused the partitions that we keep, and may have missed that we resumed one
+            self._group.is_rebalanced = False
+            again |= serving.keys()
+            self._resumed |= serving.keys()
+        for number in again & serving.keys():
+            if not serving[number].is_paused and self._group.has(serving[number]):
+                self.read_on(serving[number])
+        return found
+
+    def _take(self, seconds: float) -> list[Message]:
+        if self._resumed:
+            clients.fetch_at_once(self._group.consumer, self._group.commands.name, self._resumed)
+            self._resumed.clear()
+        messages = self._group.consume(1, seconds)
+        if messages:
+            messages += self._group.consume(self._most, 0)
+            room = min(GATHER_TO, self._most) - len(messages)
+            if self._is_loaded and room > 0:
+                messages += self._group.consume(room, GATHER_S)
+            self._is_loaded = len(messages) >= GATHER_FROM
+        return messages
+
+    def _is_gap(self, partition: Partition, offset: int, again: set[int]) -> bool:
+        """Whether the topic has no records before this one: it was received twice. The first time its partition is read `again`."""
+        gap = partition.next_offset, offset
+        if offset < partition.next_offset:
+            return False
+        if partition.gap == gap:
+            return True
+        partition.gap = gap
+        again.add(partition.number)
+        return False
+
+    def read_on(self, partition: Partition) -> None:
+        """Read commands of the partition, from the next one on.
+
+        The seek is needed: librdkafka before 2.13.2 takes an error for a record (its issue 4844), and after a pause, ours or its
+        own while it rebalances, would go on behind a command that was never delivered.
+        """
+        here = self._place(partition)
+        others = (one for one in self._group.partitions.values() if one is not partition)
+        is_alone = not any(one.is_serving and not one.is_paused for one in others)
+        partition.is_paused = False
+        try:
+            self._group.consumer.seek(here)
+            self._group.consumer.resume([here])
+        except KafkaException as error:
+            if error.args[0].code() in _NOT_YET:
+                partition.later(BEHIND_RETRY_S, lambda: self.read_on(partition))
+            elif not clients.is_finished(error.args[0]):
+                raise KafkaClientFailed(f"No commands can be read: {error.args[0].str()}.", AGAIN) from error
+        else:
+            if self._resumed or is_alone:
+                self._resumed.add(partition.number)
+
+    def pause(self, partition: Partition) -> None:
+        partition.is_paused = True
+        self._group.consumer.pause([self._place(partition)])
+
+    def _place(self, partition: Partition) -> TopicPartition:
+        return TopicPartition(self._group.commands.name, partition.number, partition.next_offset)
