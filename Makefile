@@ -44,7 +44,7 @@ sbom: setup $(TOOLS)/.installed ## what the service is made of, as CycloneDX, in
 	@$(BIN)/python -m tools.dev.sbom sbom.cdx.json
 
 audit: setup $(TOOLS)/.installed ## known vulnerabilities of the pinned packages; fails where they can't be checked
-	@$(BIN)/python -m tools.dev.audit $(addprefix -r ,$(REQUIREMENTS) requirements/build.txt requirements/supply-chain.txt) $(ARGS)
+	@$(BIN)/python -m tools.dev.audit $(addprefix -r ,$(REQUIREMENTS) requirements/build.txt $(wildcard requirements/docs.txt) requirements/supply-chain.txt) $(ARGS)
 
 -include demo/demo.mk docs/docs.mk proofs/proofs.mk benchmarks/bench.mk
 
