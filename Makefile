@@ -1,7 +1,7 @@
 # One folder, .venv, holds all that set-up installs; delete it (or `make clean`) to start over.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-all check sbom audit clean demo prove bench
+.PHONY: help setup run test test-all check sbom audit clean demo docs prove bench
 
 PYTHON ?= python3
 # Compiled files are kept: without them each process that a test starts would compile all modules first. Set-up compiles
@@ -44,9 +44,9 @@ sbom: setup $(TOOLS)/.installed ## what the service is made of, as CycloneDX, in
 	@$(BIN)/python -m tools.dev.sbom sbom.cdx.json
 
 audit: setup $(TOOLS)/.installed ## known vulnerabilities of the pinned packages; fails where they can't be checked
-	@$(BIN)/python -m tools.dev.audit $(addprefix -r ,$(REQUIREMENTS) requirements/build.txt requirements/supply-chain.txt) $(ARGS)
+	@$(BIN)/python -m tools.dev.audit $(addprefix -r ,$(REQUIREMENTS) requirements/build.txt $(wildcard requirements/docs.txt) requirements/supply-chain.txt) $(ARGS)
 
--include demo/demo.mk proofs/proofs.mk benchmarks/bench.mk
+-include demo/demo.mk docs/docs.mk proofs/proofs.mk benchmarks/bench.mk
 
 clean: ## stop the development stack, remove its data (asks first) and .venv
 	@if [ -x $(BIN)/samefold ] && [ -d .samefold ]; then $(BIN)/samefold dev reset; fi

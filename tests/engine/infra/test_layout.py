@@ -136,6 +136,60 @@ def test_imports_go_round_in_no_circle() -> None:
         pytest.fail(f"a circle: {' <- '.join(error.args[1])}")
 
 
+PAGES = ROOT / "docs"
+Arrows = frozenset[tuple[str, str]]
+
+
+def room(module: str, folder: str) -> str:
+    """The file or folder of it right below this folder, without its ending; nothing where it is elsewhere, or beside the house."""
+    file = modules()[module]
+    if not file.startswith(folder) or file in PROGRAMS or (not folder and within(module, (*BESIDE, "tests"))):
+        return ""
+    return file.removeprefix(folder).partition("/")[0].removesuffix(".py").removesuffix("__init__")
+
+
+def arrows(folder: str) -> Arrows:
+    """Who imports whom among the rooms of a folder, without what the others lead to already."""
+    found = frozenset((room(one, folder), room(name, folder)) for one, names in imports().items() for name in names)
+    found = frozenset((one, other) for one, other in found if one and other and one != other)
+    for one, other in sorted(found):
+        rest = found - {(one, other)}
+        if other in reached(one, rest):
+            found = rest
+    return found
+
+
+def reached(start: str, ways: Arrows) -> set[str]:
+    seen = {start}
+    while more := {other for one, other in ways if one in seen} - seen:
+        seen |= more
+    return seen
+
+
+@pytest.mark.parametrize("folder", ["", "infra/", "domain/engine/", "projections/engine/", "policies/engine/"])
+def test_the_page_on_the_architecture_draws_each_room_and_each_arrow(folder: str) -> None:
+    title = f"`{folder}`" if folder else "The folders"
+    page = (PAGES / "architecture.md").read_text()
+    [diagram] = re.findall(rf"^## {title}$.*?^```mermaid\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    lines = re.findall(r"^  (\w+) --> (.*)$", diagram, re.MULTILINE)
+    drawn = {(one, other) for one, others in lines for other in others.split(" & ")}
+    missing, excess = sorted(arrows(folder) - drawn), sorted(drawn - arrows(folder))
+    assert (missing, excess) == ([], []), f"docs/architecture.md, {title}: missing {missing}, too many {excess}"
+    assert set(re.findall(r"^  (\w+)\[", diagram, re.MULTILINE)) == {room(module, folder) for module in modules()} - {
+        ""
+    }
+
+
+@pytest.mark.parametrize(("page", "most"), [("way-of-a-command", 14), ("way-of-a-commit", 10)])
+def test_a_walk_names_files_that_there_are_and_not_too_many(page: str, most: int) -> None:
+    text = (PAGES / f"{page}.md").read_text()
+    named = re.findall(r"`([\w/]+\.py)`", text)
+    assert [file for file in named if not (ROOT / file).is_file()] == []
+    steps = re.findall(r"^\d+\. \*\*`([\w/]+\.py)`", text, re.MULTILINE)
+    assert 0 < len(steps) <= most
+    assert len(steps) == len(set(steps)), "one step for each file"
+
+
 PACKAGES = sorted(file.removesuffix("/__init__.py") for file in modules().values() if file.endswith("/__init__.py"))
 
 
