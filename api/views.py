@@ -56,7 +56,8 @@ from projections.engine.views.view import Kind, View
 
 LONGEST_TAG = 100
 LONGEST_FEED_S = 300.0
-"""A client asks again then, so that a right or a key that was withdrawn ends its feed too."""
+"""A client asks again then. So a right or a key that was withdrawn ends its feed too, and a client that is gone, unseen by the
+server, gives its place back."""
 _ETAG = re.compile(r'(?:W/)?"([!#-~\x80-\xff]*)"')
 
 NO_ROW = kind(404, "no-row", "The view has no row with this key.")
@@ -231,12 +232,11 @@ def _live(view: View) -> Route:
         await slots.take()
         watcher = feed.watch(key, seen or None, only)
         valid_s = valid_for_s(request)
-        end_s = None if valid_s is None else min(valid_s, LONGEST_FEED_S)
-        expiry = None if end_s is None else asyncio.get_running_loop().call_later(end_s, watcher.end)
+        end_s = LONGEST_FEED_S if valid_s is None else min(valid_s, LONGEST_FEED_S)
+        expiry = asyncio.get_running_loop().call_later(end_s, watcher.end)
 
         def end() -> None:
-            if expiry is not None:
-                expiry.cancel()
+            expiry.cancel()
             feed.leave(watcher)
             slots.give_back()
 

@@ -22,7 +22,7 @@ import httpx
 import pytest
 from fastapi.sse import KEEPALIVE_COMMENT
 
-from api import app, live_rows
+from api import app, live_rows, views
 from api import services as api_services
 from api.live_rows import Watcher
 from api.problems import Problem
@@ -492,6 +492,15 @@ def test_there_is_room_for_so_many(api: Api, monkeypatch: pytest.MonkeyPatch) ->
     until(lambda: room.taken == 0, "the client has left")
     with subscribed(api, path):
         pass
+
+
+def test_live_rows_end_now_and_then(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their client connects again. One that is gone, unseen by the server, does not, and its place is free."""
+    monkeypatch.setattr(views, "LONGEST_FEED_S", 0.3)
+    with subscribed(api, "/views/balances/ends/live") as live:
+        assert live.next().event == "gone"
+        until(lambda: live.ended, "the stream ends")
+        assert live.error is None
 
 
 def test_silence_is_broken_by_comments(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
