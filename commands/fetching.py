@@ -28,11 +28,11 @@ class Fetching:
         self._resumed: set[int] = set()
         """Since the last poll, while no other partition was fetched."""
 
-    def poll(self, seconds: float) -> list[tuple[Partition, Message]]:
-        """Wait for the first command and take all that have arrived. Raises what must end the process."""
+    def poll(self, seconds: float) -> list[tuple[Partition, int, Message]]:
+        """Wait for the first command and take all that have arrived, with their offsets. Raises what must end the process."""
         messages = self._take(seconds)
         serving = {number: one for number, one in self._group.partitions.items() if one.is_serving}
-        found: list[tuple[Partition, Message]] = []
+        found: list[tuple[Partition, int, Message]] = []
         again: set[int] = set()
         """Partitions to be read from their next command on."""
         for message in messages:
@@ -49,7 +49,7 @@ class Fetching:
                     continue
                 partition.next_offset = offset + 1
                 partition.is_refused = False
-                found.append((partition, message))
+                found.append((partition, offset, message))
         self._group.check()
         if (
             self._group.is_rebalanced

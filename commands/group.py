@@ -154,7 +154,7 @@ class Group:
         settings = self._settings
         limits = Limits(settings.run_ahead, clients.MAX_COMMIT_BYTES, clients.ACK_TIMEOUT_S)
         for number in sorted(p.partition for p in assigned):
-            partition = self.partitions[number] = Partition(Writer(number, self.commands.id, limits))
+            partition = self.partitions[number] = Partition(number, Writer(number, self.commands.id, limits))
             partition.later(0, partition.writer.start)
 
     def _on_lost(self, consumer: Consumer, lost: list[TopicPartition]) -> None:

@@ -80,8 +80,7 @@ class Handler:
         found = self._wait_for_topics()
         if found is None:
             return
-        commands, events = found
-        settings, who = self.settings, self._who
+        (commands, events), settings, who = found, self.settings, self._who
         admin = topics.Admin(settings, CHECK_WITHIN_S)
         self._watch = topics.Watch(settings, found, self._status, admin)
         self._intake = Intake(commands.id, commands.partitions, clients.MAX_COMMAND_BYTES)
@@ -110,7 +109,6 @@ class Handler:
                     return None
 
     def _turn(self) -> None:
-        """One round of the loop."""
         self._fetch()
         self._producer.poll(0)  # before the clock: acknowledgements that came are not late
         now = time.monotonic()
@@ -138,9 +136,8 @@ class Handler:
     def _fetch(self) -> None:
         """Commands wait for their decision, checked."""
         fetched = self._fetching.poll(self._idle_s())
-        for partition, message in fetched:
-            number, time_ms = message.partition(), message.timestamp()[1]
-            record = Record(number, message.offset(), time_ms, message.key(), message.value())
+        for partition, offset, message in fetched:
+            record = Record(partition.number, offset, message.timestamp()[1], message.key(), message.value())
             received = receive(record, self._intake)
             if (headers := message.headers()) and (kept := tracing.kept(headers)):
                 received = msgspec.structs.replace(received, headers=kept)
@@ -183,7 +180,10 @@ class Handler:
             is_attempt = partition.attempt is not None
             actions = partition.writer.on_commands(self._members.attempt(partition, batch), snapshot, now)
             for action in actions:
-                self._execute(partition, action)
+                if isinstance(action, Append):
+                    self._append(partition, action)
+                else:
+                    self._execute(partition, action)
             _count(actions)
             if is_attempt and actions:  # if this process ends from here on, it was not because of these
                 self._producer.now.flush(ATTEMPT_S)

@@ -28,6 +28,7 @@ class Attempt(NamedTuple):
 class Partition:
     """From its assignment to this process until it is revoked."""
 
+    number: int
     writer: Writer
     next_offset: int = 0
     """Of the next command to fetch, while the writer serves."""
@@ -46,10 +47,6 @@ class Partition:
     told: int = -1
     """The offset of the next command to decide, as the group was told it."""
     _timer: tuple[float, Callable[[], Action | None]] | None = None
-
-    @property
-    def number(self) -> int:
-        return self.writer.partition
 
     @property
     def is_serving(self) -> bool:
