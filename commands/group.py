@@ -203,7 +203,7 @@ class Group:
         question = f"confirm {next(self._numbers)}"  # comes back with the answer, which so is that to this question
         self._asked[question] = partition, time.monotonic()
         try:
-            self._commit([self._mark(partition, max(partition.told, 0), question)])
+            self._commit([self._mark(partition, max(partition.told, partition.writer.last_command + 1), question)])
         except KafkaException as error:
             del self._asked[question]
             if _ends(error.args[0]):
