@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, partial
+from importlib.resources import files
 from types import ModuleType
 from typing import Any, get_args
 
@@ -111,6 +112,11 @@ def contexts() -> dict[str, Context]:
 
 
 def _all() -> dict[str, Context]:
+    if (files(domain) / "engine.py").is_file():
+        raise BadContext(
+            "domain/engine.py can't be found: Samefold's folder domain/engine has its name.",
+            "Rename the file. A context whose events are in the log can't be renamed: stay with the release before, and report it.",
+        )
     found: dict[str, Context] = {}
     for module_info in pkgutil.iter_modules(domain.__path__):
         module = importlib.import_module(f"domain.{module_info.name}")

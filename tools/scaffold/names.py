@@ -54,7 +54,7 @@ def check_context(name: str) -> None:
     from api.commands import RESERVED
 
     module(name, "a context", "rooms", most=30)
-    if name in RESERVED | {"language", "service"}:
+    if name in RESERVED | {"engine", "language", "service"}:
         raise BadName(f"The name '{name}' is reserved.", "Choose another name for the context.")
 
 

@@ -332,7 +332,9 @@ class Source:
             if not is_docstring and not (isinstance(node, ast.ImportFrom) and node.module == "__future__"):
                 break
             place = node.end_lineno or 0
-        self._lines[place:place] = ["", *self.imports] if self.imports else []
+        known = self._names()  # perhaps from where an older Samefold had it
+        new = [one for one in self.imports if not {*re.split(" as |, ", one.partition(" import ")[2])} <= known]
+        self._lines[place:place] = ["", *new] if new else []
         self.file.write_text("\n".join(self._lines) + "\n")
         tidy(self.file)
 
