@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import resource
 import signal
 import sys
 
@@ -20,8 +19,6 @@ log = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.001
 """With Python's default an answer may wait 5 ms for the interpreter's lock while another thread works."""
-FILES = 16_384
-"""Files and connections that the process may open, where its user may: the usual 1,024 are fewer than the callers that may wait."""
 
 
 def main() -> None:
@@ -43,9 +40,6 @@ def main() -> None:
     def work() -> None:
         port = settings.api_port if arguments.port is None else arguments.port
         server = server_of(settings, arguments.name, arguments.host or settings.api_host, port)
-        files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = FILES if most == resource.RLIM_INFINITY else min(FILES, most)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(files, wanted), most))
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         collect_seldom()
         limit_calls(settings.decide_limit_s)

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Signatures only: no `none`, and no HMAC, whose secret could be a public key."""
+KEY_KINDS = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP"}
+"""The kind of key that an algorithm needs, by its first two letters."""
 LEEWAY_S = 30
 """How far the issuer's clock and this one may be apart."""
 FRESH_S = 300
@@ -57,7 +59,7 @@ class KeysNotKnown(SamefoldError):
     is_public = True
 
 
-KeySet: TypeAlias = dict[str | None, dict[str, Any]]
+KeySet: TypeAlias = dict[tuple[str | None, str], dict[str, Any]]
 """The issuer's public keys, as JWKs (RFC 7517), by id."""
 
 
@@ -113,10 +115,10 @@ class Issuer:
         algorithm = str(header.get("alg"))
         if algorithm not in ALGORITHMS:
             raise TokenRefused("The token's algorithm is not allowed.")
-        ident = header.get("kid")
-        if ident not in self._keys:
+        name = header.get("kid"), KEY_KINDS[algorithm[:2]]
+        if name not in self._keys:
             await self._refresh()
-        if (key := self._keys.get(ident)) is not None:
+        if (key := self._keys.get(name)) is not None:
             try:
                 return PyJWK(key, key.get("alg", algorithm))
             except jwt.PyJWTError:
@@ -212,16 +214,18 @@ def _json(url: str) -> Any:
 
 
 def _usable(key_set: Any) -> KeySet:
-    """Those that signatures can be checked with. An only key is that of tokens without an id, too."""
+    """Those that signatures can be checked with. A kind's only key is that of tokens without an id, too."""
     found: KeySet = {}
     for key in key_set["keys"]:
         try:
-            if key.get("use", "sig") == "sig" and PyJWK(key).algorithm_name in ALGORITHMS:
-                found[key.get("kid")] = key
+            is_for_us = key.get("use", "sig") == "sig" and "verify" in key.get("key_ops", ["verify"])
+            if is_for_us and (algorithm := PyJWK(key).algorithm_name) in ALGORITHMS:
+                found[key.get("kid"), KEY_KINDS[str(algorithm)[:2]]] = key
         except (jwt.PyJWTError, AttributeError, TypeError, ValueError):
             continue  # no key, or of a kind that this library does not know
-    if len(found) == 1:
-        found[None] = next(iter(found.values()))
+    for kind in {kind for _, kind in found}:
+        if len(keys := [key for name, key in found.items() if name[1] == kind]) == 1:
+            found[None, kind] = keys[0]
     return found
 
 

@@ -5,6 +5,7 @@ docs/behind-a-proxy.md. Why: docs/adr/0021-the-http-server-is-not-ours.md.
 from __future__ import annotations
 
 import logging
+import resource
 import socket
 
 import uvicorn
@@ -28,7 +29,9 @@ BACKLOG = 4_096
 KEEP_ALIVE_S = 65
 """Longer than load balancers keep an idle connection, which would otherwise send a request into one that just closed."""
 MAX_CONNECTIONS = 15_000
-"""While more are open, Uvicorn answers requests with 503. Each may hold a request's body."""
+"""While more are open, or as many as the process may open files for, Uvicorn answers requests with 503."""
+OWN_FILES = 320
+"""Kept for the process's other files and connections."""
 
 HEADERS = [
     ("X-Content-Type-Options", "nosniff"),
@@ -97,11 +100,23 @@ def server_of(settings: Settings, name: str, host: str, port: int) -> Server:
         server_header=False,
         headers=HEADERS,
         backlog=BACKLOG,
-        limit_concurrency=MAX_CONNECTIONS,
+        limit_concurrency=_connections(),
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
     return Server(config, app.state.services, _listen(host, port))
+
+
+def _connections() -> int:
+    """How many may be open, once the process may open as many files as it is let."""
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_CONNECTIONS + OWN_FILES
+    if files < wanted:
+        files = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+    if files < wanted:
+        log.warning("this process may open %d files: set ulimit -n to %d or more", files, wanted)
+    return min(MAX_CONNECTIONS, max(files - OWN_FILES, 1))
 
 
 def _readable_elsewhere(app: ASGIApp, settings: Settings) -> ASGIApp:

@@ -124,8 +124,12 @@ class SnapshotReader:
     def answer(self, question: Question) -> Snapshot:
         """The result. It does not fit where a switch changed a table since the names for the query were read."""
         with self.session():
-            question.pipeline.__exit__(None, None, None)
-            row = question.cursor.fetchone()
+            try:
+                question.pipeline.__exit__(None, None, None)
+                row = question.cursor.fetchone()
+            except psycopg.errors.UndefinedTable:  # as before a rebuild: the database was restored
+                self._tables = {}
+                return Snapshot({}, "", fits=False)
         assert row is not None
         found = _decode_found(row[0])
         positions = {partition: Reading(*reading) for partition, _, *reading in found.positions or ()}

@@ -48,6 +48,7 @@ def build() -> typer.Typer:
         rich_markup_mode=None,
     )
     groups = {found.name: f"{__name__}.{found.name}" for found in iter_modules(__path__)}
+    import_module("tools.former_names")
     groups |= {file.parent.name: f"{file.parent.name}.cli" for file in Path(__file__).parents[2].glob("*/cli.py")}
     for _, module in sorted(groups.items()):
         import_module(module).register(app)

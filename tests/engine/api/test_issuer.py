@@ -142,7 +142,7 @@ BAD: dict[str, tuple[Callable[[Keys], str], str]] = {
     "a long one, though good": (lambda keys: keys.token(text="x" * 8_192), "8192 bytes"),
     "no algorithm": (unsigned, "algorithm"),
     "HMAC with the public key": (signed_with_the_public_key, "algorithm"),
-    "another key's algorithm": (lambda keys: keys.token("key-RS256", headers={"kid": "key-ES256"}), "algorithm"),
+    "another key's algorithm": (lambda keys: keys.token("key-RS256", headers={"kid": "key-ES256"}), "not one of"),
     "another RSA padding": (lambda keys: keys.token("key-RS256", headers={"kid": "key-PS256"}), "algorithm"),
     "a stranger's key under a known id": (of_a_stranger, "signature"),
     "another payload": (other_payload, "signature"),
@@ -215,20 +215,22 @@ def test_a_remembered_token_ends_too(issuer: Issuer, keys: Keys, monkeypatch: py
         caller(issuer, token)
 
 
-def test_a_key_may_leave_the_algorithm_open_within_its_kind(tmp_path: Path) -> None:
-    rsa, ec = Keys(ISSUER, one="RS256"), Keys(ISSUER, two="ES256")
+def test_a_key_is_found_by_its_id_and_kind_and_may_leave_the_algorithm_open(tmp_path: Path) -> None:
+    rsa, ec, closed = Keys(ISSUER, one="RS256"), Keys(ISSUER, one="ES256"), Keys(ISSUER, one="EdDSA")
     file = tmp_path / "keys.json"
-    listed = {name: value for name, value in rsa.jwk("one").items() if name != "alg"}
-    file.write_text(json.dumps({"keys": [listed, ec.jwk("two")]}))
+    listed = [{name: value for name, value in rsa.jwk("one").items() if name != "alg"}, ec.jwk("one")]
+    listed.append(closed.jwk("one") | {"key_ops": ["encrypt"]})
+    file.write_text(json.dumps({"keys": listed}))
     issuer = Issuer(locked(Settings(), rsa, file), "api")
 
-    def of_algorithm(algorithm: str, ident: str, keys: Keys) -> str:
-        return jwt.encode(good_claims(), keys.private[ident][1], algorithm, {"kid": ident})
+    def of_algorithm(algorithm: str, keys: Keys) -> str:
+        return jwt.encode(good_claims(), keys.private["one"][1], algorithm, {"kid": "one"})
 
     for algorithm in ("RS256", "RS512", "PS256"):
-        assert caller(issuer, of_algorithm(algorithm, "one", rsa)).subject == "ada"
-    with pytest.raises(TokenRefused, match="algorithm"):
-        caller(issuer, jwt.encode(good_claims(), ec.private["two"][1], "ES256", {"kid": "one"}))
+        assert caller(issuer, of_algorithm(algorithm, rsa)).subject == "ada"
+    assert caller(issuer, of_algorithm("ES256", ec)).subject == "ada"
+    with pytest.raises(TokenRefused, match="not one of"):
+        caller(issuer, of_algorithm("EdDSA", closed))
 
 
 # ── an issuer's server ──

@@ -214,6 +214,21 @@ def test_a_restored_database_makes_the_handler_open_again(world: Settings) -> No
     assert scalar(world, "select cents from balances_v2") == 0
 
 
+def test_a_database_restored_to_before_a_rebuild_makes_the_handler_open_again(world: Settings) -> None:
+    """The table that it read from last is gone, and an older one is live."""
+    with connect(world, "test") as db:
+        db.execute("create table streams_accounts_v3_r2 (like streams_accounts_v3 including all)")
+        db.execute("update live set table_name = 'streams_accounts_v3_r2' where view = 'streams_accounts'")
+        with handler(world):
+            send(world, open_account("ada"))
+            decided(world, 1)
+            with db.transaction():
+                db.execute("update live set table_name = 'streams_accounts_v3' where view = 'streams_accounts'")
+                db.execute("drop table streams_accounts_v3_r2")
+            send(world, open_account("bob"), deposit("ada", "d1", 5))
+            decided(world, 3)
+
+
 def test_it_waits_for_a_live_write_model_of_its_own_version(world: Settings, caplog: pytest.LogCaptureFixture) -> None:
     """At the start, and where a switch makes outcomes live that have other columns."""
     caplog.set_level("INFO")

@@ -126,6 +126,8 @@ def test_what_a_test_leaves_behind_fails_it_and_not_its_neighbour(checkout: Chec
         ("infra.testing.facts", "tools.testing.facts"),
         ("infra.testing.service", "tools.testing.service"),
         ("infra.domain_model.contexts", "domain.engine.contexts"),
+        ("infra.cli", "tools.cli"),
+        ("infra.terminal", "tools.terminal"),
     ],
 )
 def test_tests_of_a_service_of_before_find_what_moved(former: str, now: str) -> None:

@@ -1,4 +1,4 @@
-"""Tests of a service made by an older release import Samefold under former names; here they find what these became."""
+"""Tests and commands of a service made by an older release import Samefold under former names; here they find what these became."""
 
 import sys
 from importlib import import_module
@@ -7,7 +7,12 @@ from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
 from types import ModuleType
 
-FORMER = {"infra.testing": "tools.testing", "infra.domain_model": "domain.engine"}
+FORMER = {
+    "infra.cli": "tools.cli",
+    "infra.domain_model": "domain.engine",
+    "infra.terminal": "tools.terminal",
+    "infra.testing": "tools.testing",
+}
 
 
 class Former(MetaPathFinder, Loader):
