@@ -14,9 +14,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
+import httpx
 import jwt
 import msgspec
-from jwt import PyJWK, PyJWKClient
+from jwt import PyJWK
 
 from api.safe_start import require_https
 from infra.access import Caller
@@ -38,6 +39,7 @@ AGAIN_S = 10
 """A token with an unknown key makes the keys be read again, at most so often."""
 READ_S = 5
 """How long reading them may take."""
+MOST_BYTES = 1_000_000
 MAX_TOKEN_BYTES = 8_192
 MOST_REMEMBERED = 2_000
 """Tokens that were found good; to check a signature takes longer than all the rest of the door."""
@@ -60,7 +62,7 @@ class KeysNotKnown(SamefoldError):
 
 
 KeySet: TypeAlias = dict[tuple[str | None, str], dict[str, Any]]
-"""The issuer's public keys, as JWKs (RFC 7517), by id."""
+"""The issuer's public keys, as JWKs (RFC 7517), by id and kind."""
 
 
 class Verified(NamedTuple):
@@ -164,8 +166,7 @@ class Issuer:
             if time.monotonic() - self._read[0] < AGAIN_S:
                 return
             try:
-                async with asyncio.timeout(READ_S):
-                    keys = _usable(await asyncio.to_thread(_read, self._settings))
+                keys = _usable(await _keys_of(self._settings))
                 wrong = None if keys else KeysNotKnown("The issuer names no key that signatures can be checked with.")
             except Exception as error:  # whatever an issuer may answer with: known keys stay good
                 keys, wrong = {}, KeysNotKnown("The issuer's keys can't be read.", "See the log of this process.")
@@ -191,38 +192,46 @@ _WRONG: dict[type[Exception], str] = {
 }
 
 
-def _read(settings: Settings) -> Any:
+async def _keys_of(settings: Settings) -> Any:
     """The issuer's JSON Web Key Set, as it is now."""
-    where = settings.jwt_keys
-    if where and "://" not in where:
-        return msgspec.json.decode(Path(where).read_bytes())
-    return _json(where or _keys_url(str(settings.jwt_issuer)))
+    if settings.jwt_keys and "://" not in settings.jwt_keys:
+        return msgspec.json.decode(await asyncio.to_thread(Path(settings.jwt_keys).read_bytes))
+    async with asyncio.timeout(READ_S), httpx.AsyncClient(timeout=READ_S) as client:
+        where = settings.jwt_keys
+        if not where:
+            issuer = str(settings.jwt_issuer)
+            metadata = await _json(client, f"{issuer.rstrip('/')}/.well-known/openid-configuration")
+            if metadata.get("issuer") != issuer:
+                raise ValueError(f"its metadata are those of another issuer: {str(metadata.get('issuer'))[:100]!r}")
+            where = str(metadata.get("jwks_uri"))
+        return await _json(client, where)
 
 
-def _keys_url(issuer: str) -> str:
-    """As the issuer's metadata name it."""
-    metadata = _json(f"{issuer.rstrip('/')}/.well-known/openid-configuration")
-    if metadata.get("issuer") != issuer:
-        raise ValueError(f"its metadata are those of another issuer: {str(metadata.get('issuer'))[:100]!r}")
-    return str(metadata.get("jwks_uri"))
-
-
-def _json(url: str) -> Any:
-    """The JSON object that is there. No redirect is followed: it could lead to a line that anybody can change."""
+async def _json(client: httpx.AsyncClient, url: str) -> Mapping[str, Any]:
     require_https(url)
-    return PyJWKClient(url, cache_jwk_set=False, timeout=READ_S).fetch_data()
+    async with client.stream("GET", url) as answer:
+        answer.raise_for_status()
+        body = bytearray()
+        async for part in answer.aiter_bytes():
+            body += part
+            if len(body) > MOST_BYTES:
+                raise ValueError(f"{url} has more than {MOST_BYTES} bytes")
+    return msgspec.json.decode(body, type=dict[str, Any])
 
 
 def _usable(key_set: Any) -> KeySet:
-    """Those that signatures can be checked with. A kind's only key is that of tokens without an id, too."""
+    """Those that signatures can be checked with. A kind's only key may be named by None, too."""
     found: KeySet = {}
-    for key in key_set["keys"]:
+    listed = key_set.get("keys") if isinstance(key_set, dict) else None
+    for one in listed if isinstance(listed, list) else ():
+        if not isinstance(one, dict) or one.get("use", "sig") != "sig" or not isinstance(one.get("kid"), str | None):
+            continue
         try:
-            is_for_us = key.get("use", "sig") == "sig" and "verify" in key.get("key_ops", ["verify"])
-            if is_for_us and (algorithm := PyJWK(key).algorithm_name) in ALGORITHMS:
-                found[key.get("kid"), KEY_KINDS[str(algorithm)[:2]]] = key
-        except (jwt.PyJWTError, AttributeError, TypeError, ValueError):
-            continue  # no key, or of a kind that this library does not know
+            algorithm = PyJWK(one).algorithm_name
+        except (jwt.PyJWTError, ValueError, TypeError):
+            continue  # of a kind that this library does not know
+        if algorithm in ALGORITHMS and "verify" in one.get("key_ops", ["verify"]):
+            found[one.get("kid"), KEY_KINDS[algorithm[:2]]] = one
     for kind in {kind for _, kind in found}:
         if len(keys := [key for name, key in found.items() if name[1] == kind]) == 1:
             found[None, kind] = keys[0]

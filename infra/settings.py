@@ -415,7 +415,7 @@ def _root() -> Path:
 
 def _refuse_unknown(environment: Mapping[str, str]) -> None:
     """Refuse typos: the default would be used instead."""
-    ours = (name.upper() for name in environment if name.upper().startswith(PREFIX))
+    ours = (name.upper() for name, value in environment.items() if name.upper().startswith(PREFIX) and value)
     unknown = [name for name in sorted(ours) if name.removeprefix(PREFIX).lower() not in Settings.model_fields]
     if unknown:
         raise BadSettings(f"Wrong settings: {'; '.join(map(_unknown, unknown))}.", HINT)

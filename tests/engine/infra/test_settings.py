@@ -110,6 +110,12 @@ def test_a_misspelt_name_is_refused_with_the_nearest_one_and_other_programs_line
         Settings()
 
 
+def test_a_setting_of_an_earlier_release_that_is_empty_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So docker compose writes those that stand nowhere: `SAMEFOLD_API_HSTS_S: ${SAMEFOLD_API_HSTS_S:-}`."""
+    monkeypatch.setenv("SAMEFOLD_API_HSTS_S", "")
+    assert Settings()
+
+
 @pytest.mark.parametrize("name", REMOVED)
 def test_a_setting_of_an_earlier_release_is_refused_with_what_holds_now(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
