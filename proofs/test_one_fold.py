@@ -161,7 +161,7 @@ MUTANTS = {
         for when in ("entry.seq != seq + 1", "entry.epoch != epoch or epoch < 0")
     ],
     "a journal is told the state before": [
-        Edit(FOLD, "journal.rows(event, after, at)", "journal.rows(event, before if context else after, at)")
+        Edit(FOLD, "journal.function(event, after, at)", "journal.function(event, before if context else after, at)")
     ],
     "sums added twice": [Edit(FOLDED, ADD, f"{ADD}\n{ADD}")],
     "parked streams forgotten": [Edit(FOLDED, "self.blocked = self.blocked.and_parked(changes.parked)", "pass")],

@@ -22,6 +22,7 @@ import msgspec
 
 from infra.errors import SamefoldError
 from infra.log.records import EventRecord
+from infra.processes.engines import Local
 from infra.settings import PREFIX, Settings
 from projections.engine.fold.errors import PoisonEvent
 from projections.engine.operate.replaying import drop, replay
@@ -41,6 +42,7 @@ from tools.dev.stack import Stack
 from tools.testing.fixtures import dev_env
 
 PARTITIONS = 3
+HERE: dict[str, Any] = {"engine_for": lambda _: Local(1)}
 OWN = re.compile(r"(?:streams_)?h(\d+)(?:_[a-z])?")
 IDS = ("576", "Zür/ich ", "o'Neil \"%s\\")
 
@@ -202,13 +204,13 @@ class Folding:
 
     def verify(self, place: Settings, name: str, views: Mapping[str, View], **how: Any) -> None:
         with self.step(name):
-            found = verify(place, views, **({"processes": 1} | how))
+            found = verify(place, views, **(HERE | how))
             self.add(name, [f"verify: {one}" for one in found.positions])
             self.add(name, [f"{view}: verify: {one}" for view, of in found.views.items() for one in of.differences])
 
     def build(self, place: Settings, name: str, views: Mapping[str, View], **how: Any) -> None:
         with self.step(name):
-            tables = rebuild(place, views, self.views, make_live=False, **({"processes": 1} | how)).tables
+            tables = rebuild(place, views, self.views, make_live=False, **(HERE | how)).tables
             for view, table in tables.items():
                 self.compare(place, name, self.views, {view: table}, self.views[view].agent, table)
 
@@ -216,9 +218,7 @@ class Folding:
         """Some that park; locally also, one after the other, those that stop."""
         expected = self.expected(ends)
         with self.step(name):
-            self.compare_at(
-                place, name, look_back(place, self.some(4).values(), ends, **({"processes": 1} | how)).tables, expected
-            )
+            self.compare_at(place, name, look_back(place, self.some(4).values(), ends, **(HERE | how)).tables, expected)
         for view in self.views.values():
             if view.agent == "core" or "engine_for" in how:
                 continue
