@@ -50,6 +50,6 @@ def test_the_page(world: Settings, samefold: Samefold, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_page_tells_the_sizes_of_a_file() -> None:
-    assert f"a multiple of {write.MOST_RECORDS:,} offsets" in PAGE
+    assert f"multiple of {write.MOST_RECORDS:,} offsets" in PAGE
     assert f"after {write.MOST_BYTES // 1_000_000} MB" in PAGE
     assert f"({Settings.model_fields['archive_restore_days'].default})" in PAGE
