@@ -43,7 +43,7 @@ def test_a_run_that_lacks_something_does_not_hold(spoil: Callable[[Result], obje
 def test_each_point_is_on_the_way_of_the_product() -> None:
     files = [file for folder in ("commands", "projections") for file in (ROOT / folder).rglob("*.py")]
     reached = re.findall(r'reach\("([^"]+)"\)', "".join(file.read_text() for file in files))
-    assert set(reached) == {*faultpoints.HANDLER, *faultpoints.AGENT, *faultpoints.BUILDER}
+    assert set(reached) == {*faultpoints.HANDLER, *faultpoints.AGENT, *faultpoints.BUILDER, *faultpoints.TRIMMER}
 
 
 def test_nothing_in_the_product_but_a_benchmark_arms_a_point() -> None:

@@ -193,7 +193,6 @@ def test_each_module_that_decodes_folds_or_writes_is_code() -> None:
             "garbage_collector",
             "memory",
             "process_end",
-            "services",
             "time_limit",
             "workers",
         )
