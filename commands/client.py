@@ -9,6 +9,7 @@ import time
 from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -89,8 +90,11 @@ def read_lines(file: Path, by: str | UnsetType = UNSET) -> dict[int, Command]:
     Raises BadCommandLine for the first wrong line.
     """
     try:
-        lines = enumerate(_lines(file), start=1)
-        return {n: _command(line.removeprefix(BOM_UTF8), f"{file}, line {n}", by) for n, line in lines if line.strip()}
+        with _opened(file) as opened:
+            lines = enumerate(opened, start=1)
+            return {
+                n: _command(line.removeprefix(BOM_UTF8), f"{file}, line {n}", by) for n, line in lines if line.strip()
+            }
     except (OSError, EOFError, gzip.BadGzipFile) as error:
         raise BadCommandLine(
             f"{file} can't be read: {error}.", "Name a file of JSON lines, plain or gzipped."
@@ -284,12 +288,10 @@ def _take_found(connection: psycopg.Connection[Any], missing: dict[tuple[str, st
     return found
 
 
-def _lines(file: Path) -> Iterable[bytes]:
+def _opened(file: Path) -> AbstractContextManager[Iterable[bytes]]:
     if str(file) == "-":
-        yield from sys.stdin.buffer
-    else:
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
-            yield from lines
+        return nullcontext(sys.stdin.buffer)
+    return gzip.open(file) if file.suffix == ".gz" else file.open("rb")
 
 
 def _command(line: bytes, where: str, by: str | UnsetType) -> Command:
