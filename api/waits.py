@@ -1,7 +1,7 @@
 """What requests wait for: a place, the outcome of a command, a notification of the agents.
 
-A notification wakes all waiting requests at once: one connection listens for the whole process, and one query reads the outcomes,
-however many wait. Notifications may be lost, so who waits also polls, once a second.
+One connection listens for the whole process. A notification names partitions; the requests of these are due, and one query reads
+their outcomes, however many they are. Notifications may be lost, so all requests are also due once a second.
 """
 
 from __future__ import annotations
