@@ -92,7 +92,7 @@ def agent(
 @app.command()
 def policies(count: Count = 1, name: Name = "", metrics_port: MetricsPort = None) -> None:
     """Run policies: they react to events with commands and webhooks. Each process runs all; several share the partitions."""
-    if not _has_policies():
+    if not discover():
         typer.echo(f"policies/ holds no policy; {IDLE} `samefold add policy NAME` writes one.", err=True)
         count = 0
     _supervise(name, metrics_port, lambda place: supervisor.policies(count, place))
@@ -136,7 +136,7 @@ def run_all(
     """Run handlers, agents for every agent that a view names, policies and publisher if there are any, and the HTTP API."""
     if with_api:
         _require_safe(host)
-    names, with_policies, with_public = _agents(), _has_policies(), has_public()
+    names, with_policies, with_public = _agents(), bool(discover()), has_public()
     _supervise(
         name,
         metrics_port,
@@ -153,11 +153,6 @@ def run_all(
 def _agents() -> list[str]:
     """The agents that views name."""
     return sorted({view.agent for view in all_views().values()})
-
-
-def _has_policies() -> bool:
-    """Raises BadPolicy, as every process of theirs would."""
-    return bool(discover())
 
 
 def _require_safe(host: str | None) -> None:

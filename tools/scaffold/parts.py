@@ -17,8 +17,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from symtable import symtable
 
+from domain.language import kebab
 from infra.errors import SamefoldError
-from tools.scaffold.names import BadName, Names, check_context, class_name, kebab, module, names_of, words
+from tools.scaffold.names import BadName, Names, check_context, class_name, module, names_of, words
 
 SKELETON = Path(__file__).parent / "skeleton"
 TYPES = {
@@ -385,10 +386,10 @@ def _targets(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
     return node.targets if isinstance(node, ast.Assign) else [node.target]
 
 
-def tidy(file: Path) -> None:
-    """Sort and merge imports, and format, if the formatter is installed."""
+def tidy(file: Path, rules: str = "I") -> None:
+    """Sort and merge imports, and format, if the formatter is installed. `rules` are ruff's."""
     if find_spec("ruff") is not None:
-        for arguments in (["check", "--select=I", "--fix"], ["format"]):
+        for arguments in (["check", f"--select={rules}", "--fix"], ["format"]):
             subprocess.run([sys.executable, "-m", "ruff", *arguments, "--quiet", "--no-cache", str(file)], check=False)
 
 
