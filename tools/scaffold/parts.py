@@ -104,11 +104,7 @@ class Parts:
         source.add_fact(name, "Event", source.parse_fields(fields))
         source.add_case("evolve", f"case {name}():", "return state")
         test = self._test_of(context)
-        test.imports += [
-            "from hypothesis import given as for_all",
-            f"from domain.{context} import {name}, State, evolve",
-            "from tools.testing.facts import facts",
-        ]
+        test.imports.append(f"from domain.{context} import {name}, State, evolve")
         test.append(
             f"@for_all(event=facts({name}))\n"
             f"def test_{words(name)}_leaves_the_state_as_it_is(event: {name}) -> None:\n"
@@ -147,11 +143,7 @@ class Parts:
         source.add_fact(name, "Command", own)
         source.add_case("decide", f"case {name}():", f"return {decided}")
         test = self._test_of(context)
-        test.imports += [
-            "from hypothesis import given as for_all",
-            f"from domain.{context} import {name}, State, decide{f', {event}' if event else ''}",
-            "from tools.testing.facts import facts",
-        ]
+        test.imports.append(f"from domain.{context} import {name}, State, decide{f', {event}' if event else ''}")
         test.append(
             f"@for_all(command=facts({name}))\n"
             f"def test_{words(name)}_leads_to_{words(event) if event else 'nothing_yet'}(command: {name}) -> None:\n"
@@ -235,7 +227,10 @@ class Parts:
         return [Path(name) for name in texts]
 
     def _test_of(self, context: str) -> Source:
-        return Source(self.root / "tests" / f"test_{context}.py", f'"""Tests of {context}."""')
+        """The context's test, to which one of generated events or commands will be added."""
+        source = Source(self.root / "tests" / f"test_{context}.py", f'"""Tests of {context}."""')
+        source.imports += ["from hypothesis import given as for_all", "from tools.testing.facts import facts"]
+        return source
 
     def _changed(self, *sources: Source, next: list[str]) -> Written:  # noqa: A002
         for source in sources:
