@@ -11,8 +11,7 @@ import typer
 from rich.console import RenderableType
 from rich.filesize import decimal
 
-from infra.archive.jobs import archive_log, check_archive
-from infra.archive.jobs import status as ask
+from infra.archive import jobs
 from infra.log.records import time_of
 from infra.settings import Settings
 from projections.engine.operate.trim import plan_trim, trim_log
@@ -37,7 +36,7 @@ def archive(
     settings = Settings()
     began = time.monotonic()
     with Stages(quiet=as_json) as stages, engine_for(engine, master, processes, tell=_quiet) as engines:
-        done = archive_log(settings, engine_for=engines, progress=stages)
+        done = jobs.archive_log(settings, engine_for=engines, progress=stages)
     result = _sums(settings.archive, done) | {
         "swept": sum(one.swept for one in done),
         "ms": round(1000 * (time.monotonic() - began), 1),
@@ -61,7 +60,7 @@ def archive(
 def status(as_json: Json = False) -> None:
     """What is archived, and what Kafka still holds."""
     settings = Settings()
-    partitions = [plain(one) for one in ask(settings)]
+    partitions = [plain(one) for one in jobs.status(settings)]
     for one in partitions:
         one["bytes"] = one.pop("size")
         one["until"] = None if (until := one.pop("until_ms")) is None else time_of(until).isoformat()
@@ -93,7 +92,7 @@ def check(
     """Read every file again: hashes, records, and that they follow one another. Exit code 1 when anything differs."""
     settings = Settings()
     with Stages(quiet=as_json) as stages, engine_for(engine, master, processes, tell=_quiet) as engines:
-        done = check_archive(settings, engine_for=engines, progress=stages)
+        done = jobs.check_archive(settings, engine_for=engines, progress=stages)
 
     def text(found: dict[str, Any]) -> Iterator[RenderableType]:
         yield from (Text(sentence, "red") for sentence in found["wrong"])

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from infra.database import roles as found
+from infra.database import roles as database_roles
 from infra.database.connect import session
 from infra.settings import Settings
 from tools.cli import Json, new_app
@@ -69,10 +69,10 @@ def roles(
     """
     with session(Settings(), "samefold db roles") as connection:
         if apply:
-            count = found.apply(connection, prefix)
+            count = database_roles.apply(connection, prefix)
             typer.echo(f"Applied {count} statements. `samefold db password ROLE` sets a role's password.")
         else:
-            statements = [statement.as_string(connection) for statement in found.script(connection, prefix)]
+            statements = [statement.as_string(connection) for statement in database_roles.script(connection, prefix)]
             typer.echo("\n".join(f"{line};" for line in ("begin", *statements, "commit")))
 
 
@@ -86,5 +86,5 @@ def password(role: Annotated[str, typer.Argument(help="A role's whole name, e.g.
     if not (secret and secret.isprintable()):
         raise typer.BadParameter("it is empty, or holds a character that no password may", param_hint="the password")
     with session(Settings(), "samefold db password") as connection:
-        found.set_password(connection, role, secret)
+        database_roles.set_password(connection, role, secret)
     typer.echo(f"Set the password of {role}.")
