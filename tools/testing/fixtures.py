@@ -17,7 +17,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from io import StringIO
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import hypothesis
 import pytest
@@ -64,26 +64,32 @@ def _alone(monkeypatch: pytest.MonkeyPatch, _nowhere: Path) -> None:
     random.seed(SEED)
 
 
-class Samefold:
+class Samefold(Protocol):
     """`samefold("dev", "status", settings=world)` runs a command; the result is as of `subprocess.run`.
 
     It runs in the test's own process, since starting one takes longer than most commands do; or as a process of its own, for
     `process_s` seconds at most.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
     def __call__(
         self, *arguments: str, settings: Settings | None = None, given: str = "", process_s: float | None = None
+    ) -> subprocess.CompletedProcess[str]: ...
+
+
+@pytest.fixture
+def samefold(tmp_path: Path) -> Samefold:
+    """In an empty working directory, with nothing configured but what `settings` says."""
+
+    def run(
+        *arguments: str, settings: Settings | None = None, given: str = "", process_s: float | None = None
     ) -> subprocess.CompletedProcess[str]:
         environment = settings.environment() if settings else {}
         if process_s is None:
-            return self._in_this_process(arguments, environment, given)
+            return _in_this_process(tmp_path, arguments, environment, given)
         return subprocess.run(
             [sys.executable, "-c", "from tools.cli import main; main()", *arguments],
             env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
-            cwd=self._folder,
+            cwd=tmp_path,
             input=given,
             timeout=process_s,
             capture_output=True,
@@ -91,31 +97,28 @@ class Samefold:
             check=False,
         )
 
-    def _in_this_process(
-        self, arguments: tuple[str, ...], environment: dict[str, str], given: str
-    ) -> subprocess.CompletedProcess[str]:
-        from tools.cli import main
-
-        stdout, stderr = StringIO(), StringIO()
-        code: object = 0
-        with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
-            patch.chdir(self._folder)
-            patch.setattr(sys, "argv", ["samefold", *arguments])
-            patch.setattr(sys, "stdin", StringIO(given))
-            for name, value in environment.items():
-                patch.setenv(name, value)
-            try:
-                main()
-            except SystemExit as end:
-                code = end.code or 0
-        assert isinstance(code, int), code
-        return subprocess.CompletedProcess(arguments, code, stdout.getvalue(), stderr.getvalue())
+    return run
 
 
-@pytest.fixture
-def samefold(tmp_path: Path) -> Samefold:
-    """In an empty working directory, with nothing configured but what `settings` says."""
-    return Samefold(tmp_path)
+def _in_this_process(
+    folder: Path, arguments: tuple[str, ...], environment: dict[str, str], given: str
+) -> subprocess.CompletedProcess[str]:
+    from tools.cli import main
+
+    stdout, stderr = StringIO(), StringIO()
+    code: object = 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["samefold", *arguments])
+        patch.setattr(sys, "stdin", StringIO(given))
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+    assert isinstance(code, int), code
+    return subprocess.CompletedProcess(arguments, code, stdout.getvalue(), stderr.getvalue())
 
 
 @pytest.fixture(scope="session")
