@@ -12,12 +12,10 @@ from infra.processes.time_limit import calls_limited
 from infra.settings import Settings
 from projections.engine.operate.overview import Overview, overview
 from projections.engine.rebuild.builds import drop_tables, droppable
-from projections.engine.rebuild.rebuild import resume as run
 from projections.engine.views.core_views import all_views
 from projections.engine.views.view import View
 from tools import terminal
 from tools.cli import Json, ViewName, Yes, new_app
-from tools.cli.switch import switched, telling_what_became
 
 app = new_app(__doc__)
 
@@ -36,6 +34,9 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Fold stopped views on with this code, from where they stopped, and make them live again."""
+    from projections.engine.rebuild.rebuild import resume as run  # brings SQLAlchemy, which the others do without
+    from tools.cli.switch import switched, telling_what_became
+
     settings = Settings()
     limit = calls_limited(settings.decide_limit_s)  # what stopped the view may not end here either
     with telling_what_became(views or []), limit, terminal.Stages(quiet=as_json) as stages:
