@@ -16,7 +16,6 @@ from policies.engine.operate import require_policy
 from policies.engine.outbox import view_of
 from projections.engine.operate import replaying
 from projections.engine.operate.replaying import NotParked, Replayed, parked_events
-from projections.engine.rebuild.rebuild import views_named
 from projections.engine.store.parking import Dropped, ParkedStream, dropped_events, parked_streams
 from projections.engine.store.positions import read_positions
 from projections.engine.views.core_views import all_views
@@ -116,6 +115,8 @@ def _show(done: Replayed, *, as_json: bool) -> None:
 
 
 def _view(name: str) -> View:
+    from projections.engine.rebuild.rebuild import views_named  # brings SQLAlchemy, which the list does without
+
     if name.startswith(POLICY):
         return view_of(require_policy(name.removeprefix(POLICY)), with_outcomes=False)
     [view] = views_named([name], all_views())
