@@ -18,13 +18,13 @@ from typing import LiteralString, NamedTuple
 
 import msgspec
 
+from infra.archive.whole_log import read_range
 from infra.database.connect import Connection, connect, named_errors
 from infra.errors import SamefoldError
 from infra.log import clients, topics
 from infra.log.contract import Contract, check_contract, require_contract
 from infra.log.records import ENVELOPE, time_of, unreadable
 from infra.log.rule import START, Reading, read
-from infra.log.source import read_range
 from infra.processes.engines import Progress, Silent
 from infra.processes.faultpoints import reach
 from infra.settings import Settings

@@ -24,11 +24,11 @@ import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message
 from msgspec import UNSET
 
+from infra.archive.whole_log import read_range
 from infra.database.connect import Connection, DatabaseUnavailable, connect, named_errors
 from infra.log import clients, topics
 from infra.log.clients import KafkaUnavailable
 from infra.log.records import Command, Opening, decode_event, encode
-from infra.log.source import read_range
 from infra.observability import logs
 from infra.processes.faultpoints import reach
 from infra.settings import Settings

@@ -30,7 +30,7 @@ def history(
 ) -> None:
     """Show what happened to a stream, in order: accepted events and recorded rejections."""
     from domain.engine.personal.opening import shown
-    from infra.log.source import history_of
+    from infra.archive.whole_log import history_of
     from infra.settings import Settings
     from tools.terminal import print_json, stdout, table
 

@@ -6,10 +6,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from infra.archive.whole_log import read_range
 from infra.database.connect import connect, named_errors
 from infra.log import topics
 from infra.log.rule import Reading
-from infra.log.source import read_range
 from infra.settings import Settings
 from projections.engine.live.startup import set_difference
 from projections.engine.rebuild.builds import Build, builds_of, exists

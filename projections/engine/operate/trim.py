@@ -1,6 +1,6 @@
 """Trimming: deletes the beginning of the log from Kafka, where the archive holds it.
 
-Readers would continue in the archive (`source.read_range`). The limits here are stricter: no agent or build needs the deleted
+Readers would continue in the archive (`whole_log.read_range`). The limits here are stricter: no agent or build needs the deleted
 records, and a database restored from a backup still has its manifest.
 """
 
