@@ -34,13 +34,13 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """All parked streams of tables that are live."""
-    from infra.database.connect import connect, named_errors
+    from infra.database.connect import session
     from infra.settings import Settings
     from projections.engine.store.parking import dropped_events, parked_streams
     from tools import terminal
 
     settings = Settings()
-    with named_errors(settings), connect(settings, "samefold parked") as connection:
+    with session(settings, "samefold parked") as connection:
         if dropped:
             terminal.show(dropped_events(connection), _dropped, as_json=as_json)
         else:
@@ -72,7 +72,7 @@ def _dropped(found: list[Dropped]) -> Iterator[RenderableType]:
 def show(view: ViewName, stream: StreamName, as_json: Json = False) -> None:
     """A parked stream, and its events that are not in the view."""
     from domain.engine.personal.opening import shown
-    from infra.database.connect import connect, named_errors
+    from infra.database.connect import session
     from infra.settings import Settings
     from projections.engine.operate.replaying import NotParked, parked_events
     from projections.engine.store.parking import parked_streams
@@ -80,7 +80,7 @@ def show(view: ViewName, stream: StreamName, as_json: Json = False) -> None:
     from tools import terminal
 
     settings = Settings()
-    with named_errors(settings), connect(settings, "samefold parked") as connection:
+    with session(settings, "samefold parked") as connection:
         parked = {(one.view, one.stream): one for one in parked_streams(connection, live_only=True)}
         positions = read_positions(connection, _view(view).agent, settings.events_topic)
     one = parked.get((view, stream))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from infra.archive.whole_log import read_range
-from infra.database.connect import connect, named_errors
+from infra.database.connect import session
 from infra.log import topics
 from infra.log.rule import Reading
 from infra.settings import Settings
@@ -60,7 +60,7 @@ class Overview:
 
 def overview(settings: Settings, views: Mapping[str, View]) -> Overview:
     """The state of all views, live or in this code. Raises DatabaseUnavailable, KafkaUnavailable, TopicMissing."""
-    with named_errors(settings), connect(settings, "samefold views") as connection:
+    with session(settings, "samefold views") as connection:
         live = pointers(connection)
         builds = [build for build in builds_of(connection) if exists(connection, build.table)]
         parked = parked_streams(connection, live_only=True)
