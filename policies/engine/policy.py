@@ -130,5 +130,5 @@ def declared(module: ModuleType, name: str, result: str) -> tuple[int, Callable[
         raise BadPolicy(
             f"{file} has no function `{name}` with the parameters that the engine passes.", f"Write {signature}"
         )
-    events = events_of(hints_of(function, name).get("event"), file, contexts().values(), BadPolicy)
+    events = events_of(hints_of(function, file, BadPolicy).get("event"), file, contexts().values(), BadPolicy)
     return version_of(module, file, BadPolicy), function, events
