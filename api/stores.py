@@ -248,7 +248,8 @@ class StoreChecks:
             self._is_well(subject)
 
     def _is_wrong(self, subject: str, error: SamefoldError, kind: str = "") -> None:
-        self.failures[subject] = error
+        # with its frames, which may hold the error, it would keep a client of Kafka and its threads
+        self.failures[subject] = error.with_traceback(None)
         # a new service is in this state until its first agent has started
         level = logging.INFO if isinstance(error, ReadModelNotSetUp) else logging.WARNING
         self._status.wrong(subject, str(error), kind, level)

@@ -19,7 +19,7 @@ from benchmarks.rebuild import Log, Rows, after_start, logs_of, rebuilds
 from benchmarks.results import Aim, Result, Sample, middle
 from benchmarks.stage import Bench, World
 from benchmarks.workload import Ledger, Order, history
-from infra.log.source import read_range
+from infra.archive.whole_log import read_range
 
 STREAMS = 200_000
 SIZES = {"1 million": 1_000_000, "5 million": 5_000_000}

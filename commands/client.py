@@ -29,7 +29,7 @@ from domain.engine.contexts import contexts, has_personal_fields
 from domain.engine.personal.fields import is_personal
 from domain.engine.personal.keys import DataKey, Keys, SubjectForgotten, not_forgotten
 from domain.engine.versions import stored_type, summary
-from infra.database.connect import connect, named_errors
+from infra.database.connect import connect, session
 from infra.errors import SamefoldError
 from infra.log import clients
 from infra.log.records import Command, encode
@@ -108,7 +108,7 @@ def sealed(settings: Settings, commands: Mapping[int, Command], file: Path) -> l
     found = {number: _unsealed(command, f"{file}, line {number}") for number, command in commands.items()}
     subjects = sorted({one.subject for one in found.values() if isinstance(one, Unsealed)})
     keys, known = Keys(settings), dict[str, DataKey | None]()
-    with named_errors(settings), connect(settings, "samefold send") as connection:
+    with session(settings, "samefold send") as connection:
         keys.start(connection)
         for start in range(0, len(subjects), CHUNK):
             known |= keys.keys_of(connection, {*subjects[start : start + CHUNK]})

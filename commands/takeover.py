@@ -12,9 +12,9 @@ from commands import release
 from commands.snapshots import AGENT, SnapshotReader
 from commands.writer import Action, Load, ReadLog, Refuse, Snapshot, Wait, Writer
 from infra.archive.manifest import ends_of
+from infra.archive.whole_log import read_range
 from infra.database.connect import DatabaseUnavailable
 from infra.log import clients, topics
-from infra.log.source import read_range
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
 from projections.engine.store.command_types import CommandType, make_types_live

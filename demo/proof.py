@@ -19,10 +19,10 @@ from demo.sending import Answer
 from demo.transfers import OURS
 from domain.accounts import OpenAccount
 from domain.engine.versions import stored_type
+from infra.archive.whole_log import read_range
 from infra.database.connect import connect, patient_ms
 from infra.log.records import Command
 from infra.log.rule import START, read
-from infra.log.source import read_range
 from infra.log.topics import describe
 from infra.settings import Settings
 from projections.engine.views.core_views import command_key

@@ -58,7 +58,7 @@ def examine() -> list[Finding]:
         return [*findings, Finding("settings", False, error.message, error.hint)]
     changed = ", ".join(sorted(settings.model_fields_set)) or "all defaults"
     findings.append(Finding("settings", True, f"{changed} ({len(type(settings).model_fields)} in all)"))
-    of_settings = {"who asks": _who_asks, "files of secrets": _secrets, "data folder": _data_folder}
+    of_settings = {"callers": _callers, "files of secrets": _secrets, "data folder": _data_folder}
     of_settings |= {"development stack": _stack, "TLS": _tls, "Kafka": _kafka, "PostgreSQL": _database}
     findings += [_look(name, look, settings) for name, look in of_settings.items()]
     if all(found.ok for found in findings[-2:]):  # else it would only repeat that Kafka or PostgreSQL is unavailable
@@ -104,15 +104,16 @@ def _files() -> str:
     return f"{len(found)} changed here: {', '.join(found)}" if found else "none changed here"
 
 
-def _who_asks(settings: Settings) -> str:
+def _callers(settings: Settings) -> str:
     if settings.auth == "jwt":
-        return f"callers with tokens of {settings.jwt_issuer}"
+        return f"those with a token of {settings.jwt_issuer}"
     if settings.auth == "in-front":
-        return "something in front of the API does (SAMEFOLD_AUTH=in-front): it lets in whoever reaches it"
-    return "nobody (SAMEFOLD_AUTH=off), and the API listens on this machine only"
+        return "all that reach the API (SAMEFOLD_AUTH=in-front): a gateway in front of it must decide who may pass"
+    return "all on this machine (SAMEFOLD_AUTH=off)"
 
 
 def _secrets(settings: Settings) -> str:
+    settings.require_webhooks_read()
     if exposed := settings.exposed_files():
         raise Unfit(
             f"Every user of this machine may read {', '.join(map(str, exposed))}.",
@@ -152,7 +153,7 @@ def _stack(settings: Settings) -> str:
 def _tls(settings: Settings) -> str:
     if found := [*unprotected(settings)]:
         raise Unfit(f"{'; '.join(found)}.", "docs/on-the-wire.md shows how.")
-    return "whatever leaves this machine is encrypted, and its server's name is verified"
+    return "all connections that leave this machine are encrypted, and the names of servers are verified"
 
 
 def _not_yet(variable: str) -> str:
@@ -250,7 +251,7 @@ def _still(settings: Settings) -> str:
             )
     except (NotConfigured, TopicMissing, DatabaseBehind, DatabaseRefused, KafkaRefused) as error:
         return f"not checked: {error.message}"
-    return "nobody"
+    return "nothing"
 
 
 def _personal(settings: Settings) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, partial
-from importlib.resources import files
+from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
 
@@ -112,7 +112,7 @@ def contexts() -> dict[str, Context]:
 
 
 def _all() -> dict[str, Context]:
-    if (files(domain) / "engine.py").is_file():
+    if any(Path(folder, "engine.py").is_file() for folder in domain.__path__):
         raise BadContext(
             "domain/engine.py can't be found: Samefold's folder domain/engine has its name.",
             "Rename the file. A context whose events are in the log can't be renamed: stay with the release before, and report it.",

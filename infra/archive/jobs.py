@@ -8,7 +8,7 @@ from infra.archive.manifest import ArchiveFile, ends_of, files_of
 from infra.archive.read import Checked, Portion, check_partition
 from infra.archive.store import adopt
 from infra.archive.write import Archived, archive_partition, shares
-from infra.database.connect import connect, named_errors
+from infra.database.connect import session
 from infra.log.contract import require_contract
 from infra.processes.engines import SILENT, EngineFor, Progress, local
 from infra.settings import Settings
@@ -19,7 +19,7 @@ def archive_log(settings: Settings, *, engine_for: EngineFor = local, progress: 
 
     Raises what `archive_partition` raises, ContractBroken.
     """
-    with named_errors(settings), connect(settings, "samefold archive") as connection:
+    with session(settings, "samefold archive") as connection:
         topic = require_contract(settings, connection)
         archived = ends_of(connection, topic.name)
         adopt(settings, connection, topic.name, empty=not archived)
@@ -32,7 +32,7 @@ def archive_log(settings: Settings, *, engine_for: EngineFor = local, progress: 
 
 def check_archive(settings: Settings, *, engine_for: EngineFor = local, progress: Progress = SILENT) -> list[Checked]:
     """Read and check all files of the archive; the results by partition. Raises ManifestBroken, ArchiveAway, ContractBroken."""
-    with named_errors(settings), connect(settings, "samefold archive check") as connection:
+    with session(settings, "samefold archive check") as connection:
         topic = require_contract(settings, connection)
         ends = _ends(files_of(connection, topic.name))
     records = sum(ends.values())
@@ -61,7 +61,7 @@ class PartitionNow:
 
 def status(settings: Settings) -> list[PartitionNow]:
     """The status of each partition. Raises ContractBroken, ManifestBroken, KafkaUnavailable, DatabaseUnavailable."""
-    with named_errors(settings), connect(settings, "samefold archive status") as connection:
+    with session(settings, "samefold archive status") as connection:
         topic = require_contract(settings, connection)
         files = files_of(connection, topic.name)
     ends = _ends(files)

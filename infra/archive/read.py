@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from infra.archive.files import decode
 from infra.archive.manifest import ArchiveFile, files_of
 from infra.archive.store import Store, opened
-from infra.database.connect import connect, named_errors
+from infra.database.connect import session
 from infra.errors import SamefoldError
 from infra.log.records import Record
 from infra.log.rule import read
@@ -45,7 +45,7 @@ def read_archived(
     """
     if settings.database_url is None:
         return
-    with named_errors(settings), connect(settings, "samefold archive") as connection:
+    with session(settings, "samefold archive") as connection:
         files = files_of(connection, topic, partition, start, stop)
         if not files or files[0].start.next_offset > start:
             return
@@ -84,7 +84,7 @@ class Checked:
 
 def check_partition(portion: Portion, advance: Callable[[int], None] = lambda _count: None) -> Checked:
     """Check all files of a partition. Raises WrongArchive, ManifestBroken, ArchiveAway, DatabaseUnavailable."""
-    with named_errors(portion.settings), connect(portion.settings, "samefold archive check") as connection:
+    with session(portion.settings, "samefold archive check") as connection:
         store = opened(portion.settings, connection, portion.topic)
         files = files_of(connection, portion.topic, portion.partition)
     found = Checked(portion.partition)

@@ -18,7 +18,7 @@ from psycopg import errors
 from infra.archive.files import Row, encode
 from infra.archive.manifest import ArchiveFile, end_of, files_of
 from infra.archive.store import Store, opened
-from infra.database.connect import Connection, connect, named_errors
+from infra.database.connect import Connection, session
 from infra.log.records import Headers, Record
 from infra.log.rule import Reading, read
 from infra.log.source import LogTrimmed, NotHeld, read_held
@@ -78,7 +78,7 @@ def archive_partition(share: Share, advance: Callable[[int], None] = lambda _cou
     Raises LogTrimmed where the log lacks records that are not archived, UnreadableRecord, WrongArchive, ArchiveAway,
     KafkaUnavailable, DatabaseUnavailable.
     """
-    with named_errors(share.settings), connect(share.settings, f"samefold archive {share.partition}") as connection:
+    with session(share.settings, f"samefold archive {share.partition}") as connection:
         store = opened(share.settings, connection, share.topic)
         at = end_of(connection, share.topic, share.partition)
         done = Archived(share.partition, at.next_offset, at.next_offset)

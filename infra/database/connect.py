@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import psycopg
 from psycopg import errors
@@ -88,27 +88,26 @@ _ASKS_FOR_TLS = struct.pack("!ii", 8, 80877103)
 """What a client of PostgreSQL sends first; the answer is `S` or `N`."""
 
 
-def connect(
-    settings: Settings,
-    name: str,
-    *,
-    statement_timeout_ms: int | None = None,
-    short_transactions: bool = False,
-    by_key: bool = False,
-) -> Connection:
-    """A connection in autocommit mode whose `application_name` is `name`; times are UTC.
+class Options(TypedDict, total=False):
+    """What a session may want otherwise."""
 
-    `short_transactions` is for sessions that hold locks which others wait for: see `longest_transaction_ms`. `by_key` is for
-    sessions that find rows by their keys only: see `BY_KEY`.
+    statement_timeout_ms: int
+    """Instead of STATEMENT_TIMEOUT_MS; 0: none."""
+    short_transactions: bool
+    """For sessions that hold locks which others wait for: see `longest_transaction_ms`."""
+    by_key: bool
+    """For sessions that find rows by their keys only: see `BY_KEY`."""
+
+
+def connect(settings: Settings, name: str, **options: Unpack[Options]) -> Connection:
+    """A connection in autocommit mode whose `application_name` is `name`; times are UTC.
 
     Raises DatabaseUnavailable for an error that may pass, else DatabaseRefused; NotConfigured.
     """
-    session = parameters(
-        settings, name, statement_timeout_ms=statement_timeout_ms, short_transactions=short_transactions, by_key=by_key
-    )
-    begin = session.pop("begin")
+    arguments = parameters(settings, name, **options)
+    begin = arguments.pop("begin")
     try:
-        connection = psycopg.connect(**session)
+        connection = psycopg.connect(**arguments)
         try:
             [(backend, _)] = connection.execute(BEGIN, begin)
             if backend != connection.info.backend_pid:
@@ -126,16 +125,8 @@ def connect(
     return connection
 
 
-def parameters(
-    settings: Settings,
-    name: str,
-    *,
-    statement_timeout_ms: int | None = None,
-    short_transactions: bool = False,
-    by_key: bool = False,
-) -> dict[str, Any]:
+def parameters(settings: Settings, name: str, **options: Unpack[Options]) -> dict[str, Any]:
     """The same connection as arguments of deadline.py's `Session`, secrets and all. Raises DatabaseRefused, NotConfigured."""
-    statement_timeout_ms = STATEMENT_TIMEOUT_MS if statement_timeout_ms is None else statement_timeout_ms
     target = settings.database
     try:
         conninfo_to_dict(target)
@@ -145,11 +136,11 @@ def parameters(
             "SAMEFOLD_DATABASE_URL is not a connection string.", "Write postgresql://user:password@host:5432/name."
         ) from None
     session = SESSION | {
-        "statement_timeout": str(statement_timeout_ms),
+        "statement_timeout": str(options.get("statement_timeout_ms", STATEMENT_TIMEOUT_MS)),
         "lock_timeout": str(LOCK_TIMEOUT_MS),
         "idle_in_transaction_session_timeout": str(settings.idle_in_transaction_timeout_ms),
-        "transaction_timeout": str(longest_transaction_ms(settings) if short_transactions else 0),
-        **(BY_KEY if by_key else {}),
+        "transaction_timeout": str(longest_transaction_ms(settings) if options.get("short_transactions") else 0),
+        **(BY_KEY if options.get("by_key") else {}),
     }
     return {
         "conninfo": target,
@@ -314,9 +305,9 @@ def who(connection: Connection, pids: Sequence[int]) -> str:
 
 
 @contextmanager
-def session(settings: Settings, name: str) -> Iterator[Connection]:
-    """A connection while the block lasts, in which psycopg's errors become named ones: what a command needs."""
-    with named_errors(settings), connect(settings, name) as connection:
+def session(settings: Settings, name: str, **options: Unpack[Options]) -> Iterator[Connection]:
+    """A connection while the block lasts, in which psycopg's errors become named ones."""
+    with named_errors(settings), connect(settings, name, **options) as connection:
         yield connection
 
 

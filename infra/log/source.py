@@ -1,20 +1,15 @@
-"""Reads a range of a topic's partition, without a consumer group: from Kafka, and from the archive what Kafka does not hold."""
+"""Reads a range of a topic's partition from Kafka, without a consumer group. `infra/archive/whole_log.py` has the archive too."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
 
-import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from infra.errors import SamefoldError
 from infra.log import clients, names
-from infra.log.partitioner import partition_of
-from infra.log.records import Commit, Headers, Record, decode_event, time_of
-from infra.log.rule import START, read
-from infra.log.topics import describe
+from infra.log.records import Headers, Record
 from infra.settings import Settings
 
 BATCH = 1_000
@@ -27,48 +22,7 @@ class LogTrimmed(SamefoldError):
 
 
 class NotHeld(SamefoldError):
-    """Kafka does not hold an offset any more. The archive may; `read_range` asks it."""
-
-
-def read_range(
-    settings: Settings, topic: str, partition: int, start: int, stop: int, *, consumer: Consumer | None = None
-) -> Iterator[list[Record]]:
-    """The records of `topic[partition]` with offsets in [start, stop), in order, in batches.
-
-    It ends only at `stop`: it reads again where Kafka or the archive ends before. The last offset counts as read only when a record
-    at or beyond it, or the partition's end beyond it, was received.
-    Raises LogTrimmed where the range does not exist, KafkaUnavailable after 60 s without progress, and what `archived` raises.
-    """
-    position = start
-    while position < stop:
-        try:
-            for records, position in read_held(settings, topic, partition, position, stop, consumer=consumer):  # noqa: B007, B020
-                if records:
-                    yield records
-        except NotHeld:
-            for records, position in archived(settings, topic, partition, position, stop):  # noqa: B007, B020
-                if records:
-                    yield records
-
-
-def archived(
-    settings: Settings, topic: str, partition: int, start: int, stop: int | None = None
-) -> Iterator[tuple[list[Record], int]]:
-    """The records from `start` on in the archive, in batches, each with the offset after it; the last batch may be empty.
-
-    Raises LogTrimmed where `start` is not archived; ArchiveDamaged, ArchiveMissing, ManifestBroken, ArchiveAway,
-    DatabaseUnavailable.
-    """
-    from infra.archive.read import read_archived  # imports Arrow, which only a trimmed log needs
-
-    position = start
-    for records, position in read_archived(settings, topic, partition, start, stop):
-        yield records, position
-    if position == start:
-        raise LogTrimmed(
-            f"{topic}[{partition}] does not hold offset {start} any more, and no archive has it.",
-            "It was trimmed without `samefold archive`, or recreated: restore the topic, or the database that knows the archive.",
-        )
+    """Kafka does not hold an offset any more. The archive may: `whole_log.read_range` asks it."""
 
 
 def read_held(
@@ -155,24 +109,3 @@ def named(settings: Settings, topic: str, partition: int, start: int, error: Kaf
         )
         return clients.denied(settings, error, right)
     return clients.away(settings, error)
-
-
-def history_of(settings: Settings, stream: str) -> Iterator[dict[str, Any]]:
-    """The commits of a stream in order, as plain data. `void` says why a record has no effect; None where it has.
-
-    Reads the stream's whole partition. Raises TopicMissing, KafkaUnavailable, LogTrimmed, UnreadableRecord.
-    """
-    topic = describe(settings, settings.events_topic)
-    partition, key = partition_of(stream, topic.partitions), stream.encode()
-    reading = START
-    for records in read_range(settings, topic.name, partition, 0, topic.end[partition]):
-        reading, _, voids = read(reading, records)
-        why = {void.offset: void.reason for void in voids}
-        for record in records:
-            void = why.get(record.offset)
-            if record.key == key and void != "garbage":
-                entry = decode_event(record)
-                if isinstance(entry, Commit) and entry.stream == stream:
-                    at = time_of(record.time_ms).isoformat()
-                    where = {"partition": partition, "offset": record.offset, "time": at}
-                    yield msgspec.json.decode(record.value or b"") | {"void": void} | where

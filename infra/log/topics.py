@@ -94,6 +94,9 @@ class Admin:
             try:
                 return question(self._client, max(min(within_s, left), 0.1))
             except (KafkaException, TimeoutError) as raised:
+                # its frames hold the client and a future, which holds the error: the client would keep its threads until a garbage
+                # collection, and librdkafka aborts the process if that comes in one of these threads
+                raised.__traceback__ = None
                 error = KafkaError(KafkaError._TIMED_OUT) if isinstance(raised, TimeoutError) else raised.args[0]
                 self._require_welcome()
                 is_unknown = error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
@@ -198,20 +201,20 @@ def ensure_public(settings: Settings, events: Topic) -> tuple[Topic, int]:
 
 def _make(settings: Settings, client: AdminClient, missing: list[NewTopic], within_s: float) -> None:
     for name, future in client.create_topics(missing, operation_timeout=within_s).items():
-        try:
-            future.result(within_s)
-        except KafkaException as error:
-            if clients.is_denied(error.args[0]):
-                raise TopicMissing(
-                    f"Topic '{name}' does not exist, or user '{settings.kafka_sasl_username}' may not see it; it may not "
-                    "create it either.",
-                    f"Create it with an account that may, by `samefold topics --create`; {clients.ACLS}.",
-                ) from error
-            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise TopicMissing(
-                    f"Topic '{name}' does not exist and can't be created: {error.args[0].str()}.",
-                    "Create it with an account that may, and with the settings that `samefold topics` checks.",
-                ) from error
+        if (raised := future.exception(within_s)) is None:
+            continue
+        [error] = raised.args
+        if clients.is_denied(error):
+            raise TopicMissing(
+                f"Topic '{name}' does not exist, or user '{settings.kafka_sasl_username}' may not see it; it may not "
+                "create it either.",
+                f"Create it with an account that may, by `samefold topics --create`; {clients.ACLS}.",
+            ) from raised
+        if error.code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            raise TopicMissing(
+                f"Topic '{name}' does not exist and can't be created: {error.str()}.",
+                "Create it with an account that may, and with the settings that `samefold topics` checks.",
+            ) from raised
 
 
 def describe(settings: Settings, name: str, *, admin: Admin | None = None) -> Topic:

@@ -18,13 +18,13 @@ from typing import LiteralString, NamedTuple
 
 import msgspec
 
-from infra.database.connect import Connection, connect, named_errors
+from infra.archive.whole_log import read_range
+from infra.database.connect import Connection, session
 from infra.errors import SamefoldError
 from infra.log import clients, topics
 from infra.log.contract import Contract, check_contract, require_contract
 from infra.log.records import ENVELOPE, time_of, unreadable
 from infra.log.rule import START, Reading, read
-from infra.log.source import read_range
 from infra.processes.engines import Progress, Silent
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
@@ -200,7 +200,7 @@ def resume(
     With `also_live` the policy need not be held. Returns the policies, and the database's user. Raises NeverLive, NotHeld, and what
     `bring_in` raises.
     """
-    with named_errors(settings), connect(settings, "samefold policies", short_transactions=True) as connection:
+    with session(settings, "samefold policies", short_transactions=True) as connection:
         bring_in(settings, connection)
         found = held = held_policies(connection)
         if policy is not None:
@@ -223,7 +223,7 @@ def resume(
 def start_all(settings: Settings) -> None:
     """Make this code's policies live before the service is asked anything. Raises BadPolicy, and what `bring_in` raises."""
     if found := discover().values():
-        with named_errors(settings), connect(settings, "samefold policies", short_transactions=True) as connection:
+        with session(settings, "samefold policies", short_transactions=True) as connection:
             for policy in found:
                 if start_new(settings, connection, policy):
                     # trimming of the log spares what is behind the positions
@@ -310,7 +310,7 @@ def _activate(
     progress: Progress,
 ) -> Activation:
     """Let this version react from the policy's positions on. `require` gets the live version, and raises where it may not."""
-    with named_errors(settings), connect(settings, "samefold policies", short_transactions=True) as connection:
+    with session(settings, "samefold policies", short_transactions=True) as connection:
         topic = require_contract(settings, connection)
         unfinished = [one.number for one in activations_of(connection, policy) if one.log_offset is None]
         bring_in(settings, connection)

@@ -11,7 +11,7 @@ from typing import Any
 
 from psycopg.rows import class_row, dict_row
 
-from infra.database.connect import Connection, connect, named_errors
+from infra.database.connect import Connection, session
 from infra.errors import SamefoldError
 from infra.log import topics
 from infra.settings import Settings
@@ -111,7 +111,7 @@ def require_policy(name: str) -> Policy:
 
 def require_known(settings: Settings, name: str) -> None:
     """Raises UnknownPolicy for a name that neither this code nor the log has, and DatabaseUnavailable."""
-    with named_errors(settings), connect(settings, "samefold policies") as connection:
+    with session(settings, "samefold policies") as connection:
         if not activations_of(connection, name):
             require_policy(name)
 
@@ -122,7 +122,7 @@ def policies_now(settings: Settings) -> list[PolicyNow]:
     Raises DatabaseUnavailable, KafkaUnavailable, TopicMissing.
     """
     policies = declared.discover()
-    with named_errors(settings), connect(settings, "samefold policies", statement_timeout_ms=0) as connection:
+    with session(settings, "samefold policies", statement_timeout_ms=0) as connection:
         since: dict[str, datetime] = dict(
             connection.execute("select policy, max(at) from activations group by policy").fetchall()
         )
@@ -215,7 +215,7 @@ def wishes(settings: Settings, which: Which, *, limit: int | None = None) -> tup
     Raises NoSuchWish for an id that none has, DatabaseUnavailable.
     """
     values = _values(settings, which) | {"limit": limit}
-    with named_errors(settings), connect(settings, "samefold outbox", by_key=True) as connection:
+    with session(settings, "samefold outbox", by_key=True) as connection:
         [(count,)] = connection.execute(_COUNT, values)
         found = connection.cursor(row_factory=class_row(WishNow)).execute(_WISHES, values).fetchall()
     if missing := {*(which.ids or ())} - {one.id for one in found}:
@@ -226,7 +226,7 @@ def wishes(settings: Settings, which: Which, *, limit: int | None = None) -> tup
 def wish(settings: Settings, ident: str) -> dict[str, Any]:
     """A row of the outbox, or a post, with all its columns; bodies as JSON. Raises NoSuchWish, DatabaseUnavailable."""
     values = _values(settings, Which()) | {"id": ident}
-    with named_errors(settings), connect(settings, "samefold outbox") as connection:
+    with session(settings, "samefold outbox") as connection:
         cursor = connection.cursor(row_factory=dict_row)
         row = cursor.execute(_WISH, values).fetchone() or cursor.execute(_POST, values).fetchone()
     if row is None:
@@ -297,9 +297,8 @@ def _values(settings: Settings, which: Which) -> dict[str, Any]:
 def _steps(settings: Settings, which: Which) -> Iterator[tuple[Connection, list[str]]]:
     """The ids in the order of their events, as they were at the beginning, each with a connection to change them by."""
     with (
-        named_errors(settings),
-        connect(settings, "samefold outbox", statement_timeout_ms=0) as reading,
-        connect(settings, "samefold outbox") as writing,
+        session(settings, "samefold outbox", statement_timeout_ms=0) as reading,
+        session(settings, "samefold outbox") as writing,
         reading.cursor("wishes", withhold=True) as cursor,  # in no transaction, which would time out and hold up vacuum
     ):
         cursor.execute(_IN_ORDER, _values(settings, which))
@@ -356,7 +355,7 @@ class ProcessNow:
 
 def processes(settings: Settings, policy: str | None, *, stuck: bool, limit: int) -> list[ProcessNow]:
     """Those that wait, the oldest first. Raises DatabaseUnavailable."""
-    with named_errors(settings), connect(settings, "samefold processes", statement_timeout_ms=0) as connection:
+    with session(settings, "samefold processes", statement_timeout_ms=0) as connection:
         cursor = connection.cursor(row_factory=class_row(ProcessNow))
         return cursor.execute(
             _PROCESSES, {"policy": policy, "stuck": stuck, "limit": limit, "named": [*settings.webhooks] or None}

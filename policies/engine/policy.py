@@ -22,7 +22,7 @@ from domain.language import Refusal
 from infra.errors import SamefoldError
 from projections.engine.views.columns import hints_of
 from projections.engine.views.event_context import At
-from projections.engine.views.view import NAME, POLICY, members_of
+from projections.engine.views.view import NAME, POLICY, events_of, version_of
 
 PUBLIC = "public"
 """The module that says what other teams may read: no policy."""
@@ -115,46 +115,20 @@ def policy_of(module: ModuleType) -> Policy:
             f"policies/{name}.py can't be a policy: its name is not valid.",
             "Rename the file: at most 30 lower case letters, digits and underscores.",
         )
-    function, subscription = subscribed(module, "react", "Iterable[Send | Post]")
+    version, function, subscription = declared(module, "react", "Iterable[Send | Post]")
     on_poison: Literal["stop", "park"] = getattr(module, "ON_POISON", "stop")
     if on_poison not in ("stop", "park"):
         raise BadPolicy(f"Policy '{name}' has ON_POISON = {on_poison!r}.", 'It is "stop" (the default) or "park".')
-    return Policy(name, version_of(module), function, subscription, on_poison)
+    return Policy(name, version, function, subscription, on_poison)
 
 
-def version_of(module: ModuleType) -> int:
-    """The module's VERSION. Raises BadPolicy."""
-    version = getattr(module, "VERSION", None)
-    if type(version) is not int or not 1 <= version < 10_000:
-        what = "has no VERSION" if version is None else f"has VERSION = {version!r}"
-        raise BadPolicy(
-            f"{file_of(module)} {what}.", f"Write `VERSION = 1` in {file_of(module)}, or a larger whole number."
-        )
-    return version
-
-
-def subscribed(module: ModuleType, name: str, result: str) -> tuple[Callable[[Any, At], Any], frozenset[type]]:
-    """The module's function of that name, and the events that its annotation subscribes to. Raises BadPolicy."""
-    function, file = module.__dict__.get(name), file_of(module)
+def declared(module: ModuleType, name: str, result: str) -> tuple[int, Callable[[Any, At], Any], frozenset[type]]:
+    """The module's version, its function of that name, and the events that its annotation subscribes to. Raises BadPolicy."""
+    function, file = module.__dict__.get(name), f"policies/{module.__name__.rpartition('.')[2]}.py"
     signature = f"{name}(event: …, at: At) -> {result}"
     if not inspect.isfunction(function) or tuple(inspect.signature(function).parameters) != ("event", "at"):
         raise BadPolicy(
             f"{file} has no function `{name}` with the parameters that the engine passes.", f"Write {signature}"
         )
-    events = members_of(hints_of(function, name).get("event"))
-    if not events or not all(isinstance(event, type) for event in events):
-        raise BadPolicy(
-            f"{file}: the parameter `event` of `{name}` has no annotation, which would be the subscription.",
-            "Name the events: `event: RoomBooked | RoomFreed`.",
-        )
-    known = {event for context in contexts().values() for event in context.events.values()}
-    if unknown := sorted(event.__name__ for event in events if event not in known):
-        raise BadPolicy(
-            f"{file} subscribes to {', '.join(unknown)}, which no context's `Event` names.",
-            "Add it to the union `Event` of its module in domain/, or remove it from the annotation.",
-        )
-    return function, frozenset(events)
-
-
-def file_of(module: ModuleType) -> str:
-    return f"policies/{module.__name__.rpartition('.')[2]}.py"
+    events = events_of(hints_of(function, file, BadPolicy).get("event"), file, contexts().values(), BadPolicy)
+    return version_of(module, file, BadPolicy), function, events

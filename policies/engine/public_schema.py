@@ -32,7 +32,7 @@ from infra.errors import SamefoldError, in_words
 from infra.log.rule import Counted
 from infra.processes.time_limit import FAULTS, watched
 from infra.settings import Settings
-from policies.engine.policy import PUBLIC, BadPolicy, Public, has_public, subscribed, version_of
+from policies.engine.policy import PUBLIC, BadPolicy, Public, declared, has_public
 from projections.engine.fold.errors import EngineStop
 from projections.engine.fold.fold import decode
 from projections.engine.fold.plan import Plan
@@ -114,7 +114,7 @@ def publication() -> Publication:
 
 def publication_of(module: ModuleType) -> Publication:
     """Raises BadPolicy."""
-    publish, subscription = subscribed(module, "publish", "Iterable[Public]")
+    version, publish, subscription = declared(module, "publish", "Iterable[Public]")
     types = getattr(module, "TYPES", None)
     if not isinstance(types, Mapping) or not types:
         raise BadPolicy(
@@ -131,7 +131,7 @@ def publication_of(module: ModuleType) -> Publication:
             storable.require_exact(kind)
         except storable.NotExact as error:
             raise BadPolicy(f"policies/public.py: {error}", error.hint) from error
-    return Publication(version_of(module), publish, subscription, types, (module.__doc__ or "").strip())
+    return Publication(version, publish, subscription, types, (module.__doc__ or "").strip())
 
 
 class Writer:

@@ -24,11 +24,11 @@ import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message
 from msgspec import UNSET
 
-from infra.database.connect import Connection, DatabaseUnavailable, connect, named_errors
+from infra.archive.whole_log import read_range
+from infra.database.connect import Connection, DatabaseUnavailable, session
 from infra.log import clients, topics
 from infra.log.clients import KafkaUnavailable
 from infra.log.records import Command, Opening, decode_event, encode
-from infra.log.source import read_range
 from infra.observability import logs
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
@@ -156,10 +156,7 @@ class Relay:
         while not self._stopping.is_set():
             try:
                 who = f"samefold relay {self.name}"
-                with (
-                    named_errors(self.settings),
-                    connect(self.settings, who, short_transactions=True, by_key=True) as connection,
-                ):
+                with session(self.settings, who, short_transactions=True, by_key=True) as connection:
                     self._serve(connection)
             except (KafkaUnavailable, DatabaseUnavailable) as error:
                 self._status.wrong("stores", error.message, "away")

@@ -12,11 +12,11 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
+from infra.archive.whole_log import read_range
 from infra.database.connect import connect
 from infra.log import topics
 from infra.log.clients import KafkaUnavailable
 from infra.log.rule import START, Reading, read
-from infra.log.source import read_range
 from infra.settings import Settings
 from projections.engine.rebuild.catch_up import Tail
 from proofs.chaos.ground import Ground

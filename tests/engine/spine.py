@@ -13,12 +13,12 @@ from confluent_kafka import KafkaException, Producer, TopicPartition
 from commands.client import Sender
 from commands.handler import Handler
 from commands.outcomes import Outcome, outcomes_of
+from infra.archive.whole_log import read_range
 from infra.database.connect import connect
 from infra.log import clients, topics
 from infra.log.contract import Contract
 from infra.log.records import Command, Commit, Opening, Record, decode_event
 from infra.log.rule import read
-from infra.log.source import read_range
 from infra.settings import Settings
 from projections.engine.fold.plan import Plan
 from projections.engine.live.startup import ensure_started

@@ -11,7 +11,7 @@ import typer
 
 from domain.engine.contexts import UnreadableEvent, contexts, decode_event
 from domain.engine.personal.opening import shown
-from infra.log.source import history_of
+from infra.archive.whole_log import history_of
 from infra.settings import Settings
 from tools.cli import StreamName, new_app
 from tools.terminal import Text, print_json, stdout, table

@@ -10,7 +10,7 @@ import typer
 from rich.console import RenderableType
 
 from domain.engine.personal.opening import shown
-from infra.database.connect import connect, named_errors
+from infra.database.connect import session
 from infra.settings import Settings
 from policies.engine.operate import require_policy
 from policies.engine.outbox import view_of
@@ -33,7 +33,7 @@ def list_(
 ) -> None:
     """All parked streams of tables that are live."""
     settings = Settings()
-    with named_errors(settings), connect(settings, "samefold parked") as connection:
+    with session(settings, "samefold parked") as connection:
         if dropped:
             terminal.show(dropped_events(connection), _dropped, as_json=as_json)
         else:
@@ -62,7 +62,7 @@ def _dropped(found: list[Dropped]) -> Iterator[RenderableType]:
 def show(view: ViewName, stream: StreamName, as_json: Json = False) -> None:
     """A parked stream, and its events that are not in the view."""
     settings = Settings()
-    with named_errors(settings), connect(settings, "samefold parked") as connection:
+    with session(settings, "samefold parked") as connection:
         parked = {(one.view, one.stream): one for one in parked_streams(connection, live_only=True)}
         positions = read_positions(connection, _view(view).agent, settings.events_topic)
     one = parked.get((view, stream))

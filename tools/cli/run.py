@@ -174,8 +174,11 @@ def _supervise(
         log.warning("%s: docs/on-the-wire.md", where)
     for file in settings.exposed_files():
         log.warning("every user of this machine may read the secret in %s", file)
+    modules = {child.module for child in children(name)}
+    if "policies.engine.process" in modules:
+        settings.require_webhooks_read()
     opening = {"api", "policies.engine.process"} if settings.webhooks else {"api"}
-    if any(child.module in opening for child in children(name)) and has_personal_fields():
+    if modules & opening and has_personal_fields():
         masters(settings)
     with supervisor.place(settings.group_prefix) as here:
         supervised = Supervisor(children(name or here), settings.secret_files(), metrics_port=settings.metrics_port)

@@ -50,6 +50,7 @@ def update(
     steps += [
         "make setup, make check, make test",
         "git add --all, git diff --cached, git commit",
+        "samefold doctor, with the environment of each deployment: it names what does not fit this release",
         'samefold db upgrade, deploy: in the order of docs/operating.md, "Deploying a release"',
     ]
     if not (root / "access.py").exists():

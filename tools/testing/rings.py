@@ -30,6 +30,7 @@ FAILURES = FOLDER / "failures.json"
 
 _files: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
 _failures: dict[str, str] = {}
+_crashes: list[object] = []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,8 +40,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_configure() -> None:
-    """What a script runs in the background ignores interrupts, and so would all processes that tests interrupt."""
+def pytest_configure(config: pytest.Config) -> None:
+    # pytest-xdist 3.8 may wait for ever for a worker in the place of one that crashed (its issues 1323 and 1327)
+    config.option.maxworkerrestart = getattr(config.option, "maxworkerrestart", None) or "0"
+    # what a script runs in the background ignores interrupts, and so would all processes that tests interrupt
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -110,17 +113,26 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         _failures[test] = f"{report.longreprtext}\n{report.capstdout}{report.capstderr}"
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_testnodedown(error: object | None) -> None:
+    """A worker ended. After a crash the others end their tests, and the rest is not run."""
+    if error:
+        _crashes.append(error)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
     """Keep what failed, and where the time went, for `tools.testing.again` and for people."""
     if str(os.getpid()) != RUN:
         return
+    if _crashes:  # no test that passes the second time makes up for those that were not run
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
     folder = session.config.rootpath / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     lines = [
         f"{file}\t{spent['setup']:.1f}\t{spent['call']:.1f}\t{spent['teardown']:.1f}\n" for file, spent in _slowest()
     ]
     (session.config.rootpath / TIMES).write_text("".join(["file\tset-up s\ttests s\ttear-down s\n", *lines]))
-    outcome = {"exit": int(exitstatus), "seed": str(SEED), "failed": _failures}
+    outcome = {"exit": int(session.exitstatus), "seed": str(SEED), "failed": _failures}
     (session.config.rootpath / FAILURES).write_text(json.dumps(outcome, indent=1))
 
 

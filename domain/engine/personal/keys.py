@@ -24,11 +24,11 @@ from msgspec import UNSET, UnsetType
 from psycopg_pool import AsyncConnectionPool
 
 from domain.engine.personal.masters import Masters, masters
+from infra.archive.whole_log import read_range
 from infra.database.connect import Connection, is_transient, session
 from infra.errors import SamefoldError
 from infra.log import clients, topics
 from infra.log.records import ENVELOPE, Record, unreadable
-from infra.log.source import read_range
 from infra.observability.logs import StatusLog
 from infra.processes.faultpoints import reach
 from infra.settings import Settings

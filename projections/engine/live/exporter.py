@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from infra.database.connect import connect, named_errors
+from infra.database.connect import session
 from infra.errors import SamefoldError
 from infra.log import topics
 from infra.observability import logs, metrics
@@ -64,14 +64,14 @@ class Exporter:
 
     def _count(self) -> None:
         name = f"samefold {self.name}"
-        with named_errors(self.settings), connect(self.settings, name, statement_timeout_ms=0) as connection:
+        with session(self.settings, name, statement_timeout_ms=0) as connection:
             for policy, streams in connection.execute(STUCK):
                 metrics.PROCESSES_STUCK.labels(policy).set(streams)
             tell_outbox(connection.execute(OUTBOX).fetchall())
 
     def _query(self) -> None:
         positions: dict[str, dict[int, int]] = {}
-        with named_errors(self.settings), connect(self.settings, f"samefold {self.name}") as connection:
+        with session(self.settings, f"samefold {self.name}") as connection:
             for agent, partition, next_offset in connection.execute(_POSITIONS, (self.settings.events_topic,)):
                 positions.setdefault(agent, {})[partition] = next_offset
             views = connection.execute(VIEWS).fetchall()

@@ -1,6 +1,6 @@
 """Read many partitions from given offsets on, from Kafka or, where it has lost the next record, from the archive.
 
-For agents, which do so in a thread, and for builds that catch up. `infra.log.source.read_range` reads a range of one partition.
+For agents, which do so in a thread, and for builds that catch up. `whole_log.read_range` reads a range of one partition.
 Faust's own client could fetch too, but a record takes four times as much of the interpreter's lock, which is an agent's bottleneck.
 """
 
@@ -14,9 +14,10 @@ from typing import TypeVar
 
 from confluent_kafka import Consumer, TopicPartition
 
+from infra.archive.whole_log import archived
 from infra.log import clients
 from infra.log.records import Record, Traced
-from infra.log.source import archived, is_not_held, named
+from infra.log.source import is_not_held, named
 from infra.observability import tracing
 from infra.settings import Settings
 

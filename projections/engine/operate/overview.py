@@ -6,10 +6,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from infra.database.connect import connect, named_errors
+from infra.archive.whole_log import read_range
+from infra.database.connect import session
 from infra.log import topics
 from infra.log.rule import Reading
-from infra.log.source import read_range
 from infra.settings import Settings
 from projections.engine.live.startup import set_difference
 from projections.engine.rebuild.builds import Build, builds_of, exists
@@ -60,7 +60,7 @@ class Overview:
 
 def overview(settings: Settings, views: Mapping[str, View]) -> Overview:
     """The state of all views, live or in this code. Raises DatabaseUnavailable, KafkaUnavailable, TopicMissing."""
-    with named_errors(settings), connect(settings, "samefold views") as connection:
+    with session(settings, "samefold views") as connection:
         live = pointers(connection)
         builds = [build for build in builds_of(connection) if exists(connection, build.table)]
         parked = parked_streams(connection, live_only=True)

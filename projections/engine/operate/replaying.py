@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from psycopg import errors
 
-from infra.database.connect import Connection, connect, named_errors
+from infra.database.connect import Connection, session
 from infra.errors import SamefoldError
 from infra.log.contract import require_contract
 from infra.log.rule import START, Counted, Reading
@@ -86,10 +86,7 @@ class _Replay:
         self.commits: list[Counted] = []
 
     def run(self) -> Replayed:
-        with (
-            named_errors(self.settings),
-            connect(self.settings, "samefold parked", short_transactions=True) as connection,
-        ):
+        with session(self.settings, "samefold parked", short_transactions=True) as connection:
             require_contract(self.settings, connection)
             deadline = time.monotonic() + GIVE_UP_S
             while True:

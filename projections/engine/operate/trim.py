@@ -1,6 +1,6 @@
 """Trimming: deletes the beginning of the log from Kafka, where the archive holds it.
 
-Readers would continue in the archive (`source.read_range`). The limits here are stricter: no agent or build needs the deleted
+Readers would continue in the archive (`whole_log.read_range`). The limits here are stricter: no agent or build needs the deleted
 records, and a database restored from a backup still has its manifest.
 """
 
@@ -18,7 +18,7 @@ from infra.archive.files import Row, rows_of
 from infra.archive.manifest import ArchiveFile, ends_of, files_of
 from infra.archive.read import check_file, content_of
 from infra.archive.store import Store, opened
-from infra.database.connect import Connection, connect, named_errors
+from infra.database.connect import Connection, session
 from infra.errors import SamefoldError
 from infra.log import clients
 from infra.log.contract import require_contract
@@ -64,7 +64,7 @@ class Cut:
 
 def plan_trim(settings: Settings, *, before: datetime | None = None, keep: int = 0) -> tuple[Topic, list[Cut]]:
     """The topic, and what may be deleted: see `_plan`. Raises ContractBroken, KafkaUnavailable, DatabaseUnavailable."""
-    with named_errors(settings), connect(settings, "samefold archive trim") as connection:
+    with session(settings, "samefold archive trim") as connection:
         topic = require_contract(settings, connection)
         return topic, _plan(settings, topic, connection, before=before, keep=keep)
 

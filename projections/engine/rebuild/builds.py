@@ -25,7 +25,7 @@ import psycopg
 from psycopg import errors, sql
 from psycopg.types.json import Jsonb
 
-from infra.database.connect import Connection, DatabaseBehind, as_login, connect, named_errors
+from infra.database.connect import Connection, DatabaseBehind, as_login, session
 from infra.database.roles import settle
 from infra.errors import SamefoldError
 from infra.log.rule import Reading
@@ -400,7 +400,7 @@ def droppable(settings: Settings, view: str, which: str) -> list[Build]:
 
     Raises NotDroppable.
     """
-    with named_errors(settings), connect(settings, "samefold views") as connection:
+    with session(settings, "samefold views") as connection:
         of_view = [build for build in builds_of(connection, [view]) if exists(connection, build.table)]
         stopped = {one.table for one in stopped_views(connection)}
     named = [build for build in of_view if which in (build.table, str(build.version), f"v{build.version}")]

@@ -24,6 +24,7 @@ from infra.database.connect import (
     as_login,
     connect,
     named_errors,
+    session,
     who,
 )
 from infra.errors import SamefoldError
@@ -62,7 +63,7 @@ def builder(settings: Settings, command: str, made: Sequence[UUID] = ()) -> Iter
     """
     server, claimed = None, list[str]()
     try:
-        with named_errors(settings), connect(settings, session_name(command), statement_timeout_ms=0) as connection:
+        with session(settings, session_name(command), statement_timeout_ms=0) as connection:
             found, claimed = _server(connection), claims_of(connection)
             try:
                 yield connection

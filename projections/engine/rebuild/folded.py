@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
+from infra.archive.whole_log import read_range
 from infra.log.records import Commit, Opening, decode_value, time_of
 from infra.log.rule import START, Reading, read
-from infra.log.source import read_range
 from infra.settings import Settings
 from projections.engine.fold.as_of import Cut
 from projections.engine.fold.errors import LogChanged

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from infra.database.connect import Connection, connect, named_errors
+from infra.database.connect import Connection, session
 from infra.errors import SamefoldError
 from infra.log.contract import require_contract
 from infra.processes.engines import SILENT, EngineFor, Progress, local
@@ -172,7 +172,7 @@ def resume(
 
     Raises NotStopped, PoisonEvent where this code can't take the event either, and what `go_to` raises.
     """
-    with named_errors(settings), connect(settings, "samefold views") as connection:
+    with session(settings, "samefold views") as connection:
         stopped = {one.view: one.version for one in stopped_views(connection)}
     fitting = [name for name, version in stopped.items() if name in views and views[name].version == version]
     asked = sorted(set(names)) or [name for name in fitting if not states_told_to(views[name])]

@@ -116,7 +116,7 @@ def schema_of(column: Column) -> dict[str, Any]:
 
 def columns_of(row: type, view: str) -> tuple[Column, ...]:
     """The columns that a row class declares, in order. Raises BadView."""
-    hints = hints_of(row, view)
+    hints = hints_of(row, f"View '{view}'", BadView)
     # a class derived from a NamedTuple may annotate more fields than its rows hold
     if not issubclass(row, tuple) or getattr(row, "_fields", None) != tuple(hints):
         raise BadView(
@@ -126,13 +126,13 @@ def columns_of(row: type, view: str) -> tuple[Column, ...]:
     return tuple(_column(view, name, hint) for name, hint in hints.items())
 
 
-def hints_of(declared: Any, view: str) -> dict[str, Any]:
-    """The annotations of a view's class or function. Raises BadView."""
+def hints_of(declared: Any, of: str, bad: type[SamefoldError]) -> dict[str, Any]:
+    """The annotations of a class or function of a view or policy. Raises `bad`."""
     try:
         return get_type_hints(declared, include_extras=isinstance(declared, type))
     except NameError as error:
-        raise BadView(
-            f"View '{view}': an annotation of {declared.__name__} can't be resolved: {error}.",
+        raise bad(
+            f"{of}: an annotation of {declared.__name__} can't be resolved: {error}.",
             "Import the names of annotations at the top of the module (not under TYPE_CHECKING).",
         ) from error
 

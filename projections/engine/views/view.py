@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 import projections
 from domain.engine.contexts import Context, contexts
 from infra.database.own_tables import OWN_TABLES
+from infra.errors import SamefoldError
 from projections.engine.views.column_types import Scalar
 from projections.engine.views.columns import BadView, Column, Role, columns_of, hints_of
 from projections.engine.views.event_context import At
@@ -146,17 +147,13 @@ def view_of(module: ModuleType, known: Collection[Context] | None = None) -> Vie
     known = contexts().values() if known is None else known
     _check_name(name)
     kind, function = _function(name, module)
-    version = getattr(module, "VERSION", None)
-    if type(version) is not int or not 1 <= version < 10_000:
-        raise BadView(
-            f"View '{name}' has no VERSION." if version is None else f"View '{name}' has VERSION = {version!r}.",
-            f"Write `VERSION = 1` in projections/{name}.py, or a larger whole number.",
-        )
-    hints = hints_of(function, name)
+    file = f"projections/{name}.py"
+    version = version_of(module, file, BadView)
+    hints = hints_of(function, f"View '{name}'", BadView)
     row = _row(name, kind, function, hints)
     columns = columns_of(row, name)
-    subscription = _events(name, hints.get("event"))
-    of = _contexts(name, subscription, known)
+    subscription = events_of(hints.get("event"), file, known, BadView)
+    of = [context for context in known if subscription & {*context.events.values()}]
     key_function = module.__dict__.get("key")
     agent = getattr(module, "AGENT", CORE)
     on_poison: Literal["stop", "stop-agent", "park"] = getattr(module, "ON_POISON", "stop")
@@ -245,12 +242,28 @@ def _row(name: str, kind: Kind, function: Callable[..., Any], hints: dict[str, A
     return members[0]
 
 
-def _events(name: str, annotation: Any) -> frozenset[type]:
+def version_of(module: ModuleType, file: str, bad: type[SamefoldError]) -> int:
+    """The VERSION that a module of a view or policy declares. Raises `bad`."""
+    version = getattr(module, "VERSION", None)
+    if type(version) is not int or not 1 <= version < 10_000:
+        what = "has no VERSION" if version is None else f"has VERSION = {version!r}"
+        raise bad(f"{file} {what}.", f"Write `VERSION = 1` in {file}, or a larger whole number.")
+    return version
+
+
+def events_of(annotation: Any, file: str, known: Collection[Context], bad: type[SamefoldError]) -> frozenset[type]:
+    """The events of these contexts to which the annotation of a parameter `event` subscribes. Raises `bad`."""
     members = members_of(annotation)
     if not members or not all(isinstance(member, type) and member is not NoneType for member in members):
-        raise BadView(
-            f"View '{name}': its parameter `event` has no annotation, which would be the subscription.",
+        raise bad(
+            f"{file}: the parameter `event` has no annotation, which would be the subscription.",
             "Name the events: `event: RoomBooked | RoomFreed`.",
+        )
+    unknown = set(members).difference(*(context.events.values() for context in known))
+    if unknown:
+        raise bad(
+            f"{file} subscribes to {', '.join(sorted(event.__name__ for event in unknown))}, which no context's `Event` names.",
+            "Add it to the union `Event` of its module in domain/, or remove it from the annotation.",
         )
     return frozenset(members)
 
@@ -259,17 +272,6 @@ def members_of(annotation: Any) -> tuple[Any, ...]:
     if isinstance(annotation, TypeVar) or annotation is None or annotation is Any:
         return ()
     return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-
-
-def _contexts(name: str, subscription: frozenset[type], known: Collection[Context]) -> list[Context]:
-    owners: dict[type, Context] = {event: context for context in known for event in context.events.values()}
-    unknown = sorted(event.__name__ for event in subscription if event not in owners)
-    if unknown:
-        raise BadView(
-            f"View '{name}' subscribes to {', '.join(unknown)}, which no context's `Event` names.",
-            "Add it to the union `Event` of its module in domain/, or remove it from the annotation.",
-        )
-    return list({owners[event].name: owners[event] for event in subscription}.values())
 
 
 def _check_columns(name: str, kind: Kind, columns: tuple[Column, ...]) -> None:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from commands.outcomes import Outcome, outcomes_of
+from infra.archive.whole_log import read_range
 from infra.database.connect import connect
 from infra.log.records import Commit
 from infra.log.rule import START, read
-from infra.log.source import read_range
 from infra.log.topics import describe
 from infra.settings import Settings
 

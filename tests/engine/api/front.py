@@ -102,11 +102,15 @@ def front_of(world: Settings, folder: Path) -> Iterator[Front]:
 
 
 @contextmanager
-def api_process(world: Settings, log: Path, port: int = 0) -> Iterator[subprocess.Popen[bytes]]:
+def api_process(
+    world: Settings, log: Path, port: int = 0, *, files: int | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """`files`: the most that it may have open."""
+    limited = ["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh"] if files else []
     others = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "api", "--name", "front", "--port", str(port)],
+            [*limited, sys.executable, "-m", "api", "--name", "front", "--port", str(port)],
             env=others | {"PYTHONPATH": str(ROOT)} | world.environment(),
             cwd=log.parent,
             stdout=output,

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -25,7 +26,7 @@ from infra.database.deadline import Pool
 from infra.settings import Settings
 from projections.engine.views.token import Token
 from tests.engine.api.api import Api, everything, problem, served
-from tests.engine.api.front import frozen
+from tests.engine.api.front import api_process, frozen, listening_port
 from tests.engine.api.raw_http import ask, connection, head, post
 from tests.engine.api.test_api_views import folded, token_now
 from tests.engine.spine import handler, open_account, set_up
@@ -53,6 +54,16 @@ def test_beyond_the_bound_requests_are_answered_with_503_until_connections_are_c
             stack.enter_context(connection(few.server.port)).sendall(PROBE)
         assert ask(few.server.port, PROBE).status == 503
     until(lambda: ask(few.server.port, PROBE).status == 200, "the others are gone")
+
+
+def test_a_process_that_may_open_few_files_bounds_its_connections_by_them(world: Settings, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        process = stack.enter_context(api_process(world, tmp_path / "api.log", files=server.OWN_FILES + 20))
+        port = listening_port(process)
+        assert ask(port, PROBE).status == 200
+        for _ in range(30):
+            stack.enter_context(connection(port)).sendall(PROBE)
+        assert ask(port, PROBE).status == 503
 
 
 def test_reads_that_hang_are_told_so_and_never_make_the_process_unready(

@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, TypeAlias
 
@@ -169,6 +170,16 @@ def test_an_event_belongs_to_one_context(domain_of: DomainOf) -> None:
         BadContext, match=r"domain\.savings\.Saved is in the `Event` of two contexts, 'deposits' and 'savings'"
     ):
         domain_of(savings=SAVINGS, deposits=deposits)
+
+
+def test_a_context_that_has_the_name_of_samefolds_own_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python would find the folder, and the service would start without the context."""
+    (tmp_path / "engine.py").write_text(SAVINGS)
+    monkeypatch.setattr(domain, "__path__", [*domain.__path__, str(tmp_path)])
+    with pytest.raises(BadContext, match=r"domain/engine\.py can't be found"):
+        found.contexts.__wrapped__()
 
 
 def test_commands_states_and_names_may_be_shared(domain_of: DomainOf) -> None:

@@ -29,12 +29,13 @@ from infra.archive.jobs import archive_log, check_archive
 from infra.archive.manifest import ArchiveFile, ManifestBroken, end_of
 from infra.archive.read import ArchiveDamaged, ArchiveMissing
 from infra.archive.store import IDENTITY, ArchiveAway, Store, WrongArchive, adopt
+from infra.archive.whole_log import history_of, read_range
 from infra.database.connect import connect
 from infra.errors import BadSettings
 from infra.log import clients, topics
 from infra.log.records import Record
 from infra.log.rule import START, Reading
-from infra.log.source import LogTrimmed, history_of, read_range
+from infra.log.source import LogTrimmed
 from infra.processes.faultpoints import ARCHIVER, TRIMMER
 from infra.settings import Settings
 from projections.engine.operate.trim import ArchiveDiffers, plan_trim, trim_log

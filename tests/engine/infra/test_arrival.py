@@ -17,12 +17,12 @@ import pytest
 from psycopg.errors import UniqueViolation
 
 from domain.accounts import Details, MoneyDeposited
-from infra.archive import write
+from infra.archive import whole_log, write
 from infra.archive.jobs import archive_log
+from infra.archive.whole_log import history_of
 from infra.database.connect import Connection, connect
-from infra.log import source
 from infra.log.records import Record
-from infra.log.source import history_of
+from infra.log.source import read_held
 from infra.log.topics import describe
 from infra.processes.engines import Local
 from infra.settings import Settings
@@ -74,13 +74,13 @@ def _parked(world: Settings) -> list[tuple[int, str, bytes]]:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Kafka gives half of what it is asked for, and ends; how often it was asked."""
-    whole, asked = source.read_held, list[int]()
+    whole, asked = read_held, list[int]()
 
     def half(settings: Settings, topic: str, partition: int, start: int, stop: int, **more: Any) -> Iterator[Any]:
         asked.append(stop)
         yield from whole(settings, topic, partition, start, stop - (stop - start) // 2, **more)
 
-    monkeypatch.setattr(source, "read_held", half)
+    monkeypatch.setattr(whole_log, "read_held", half)
     monkeypatch.setattr(write, "read_held", half)
     return asked
 
@@ -136,7 +136,7 @@ def test_no_reader_takes_less_than_all_for_all(bank: Bookkeeper, monkeypatch: py
     rebuild(world, ["statement"], views)
     bank.life(ACCOUNTS, 1)
     fold_all(world, views)
-    whole = source.read_range
+    whole = whole_log.read_range
 
     def one_less(settings: Settings, topic: str, partition: int, start: int, stop: int) -> Iterator[list[Record]]:
         yield from whole(settings, topic, partition, start, max(stop - 1, start))

@@ -25,9 +25,9 @@ from commands.decision import Versioned, decide
 from commands.intake import Intake, receive
 from commands.writer import ReopenReason
 from domain.engine.contexts import RECORDED
+from infra.archive.whole_log import history_of
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, Record, encode
-from infra.log.source import history_of
 from infra.observability import metrics
 from infra.processes.supervisor import Supervisor, exporter, handlers
 from infra.settings import Settings

@@ -14,7 +14,9 @@ import ssl
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -64,16 +66,16 @@ class Proxy:
 
 
 @contextmanager
-def nginx(folder: Path, behind: int) -> Iterator[Proxy]:
+def nginx(folder: Path, *behind: int) -> Iterator[Proxy]:
     program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None:
         pytest.fail("nginx is not installed: `apt-get install nginx-light` (Debian, Ubuntu), `brew install nginx`")
     authority, [port] = Authority("proxies"), free_ports(1)
     authority.write(folder, "bank")
-    lines = NGINX
+    [server] = re.findall(r"^ +server 127\.0\.0\.1:8000 .*\n", NGINX, re.MULTILINE)
+    lines = NGINX.replace(server, "".join(server.replace("127.0.0.1:8000", f"{HOST}:{one}") for one in behind))
     for of_page, here in (
         ("listen 443 ", f"listen {HOST}:{port} "),
-        ("127.0.0.1:8000 ", f"{HOST}:{behind} "),
         ("/etc/ssl/bank", f"{folder}/bank"),
     ):
         assert of_page in lines
@@ -217,6 +219,19 @@ def test_one_address_may_send_only_so_many_requests_a_second(tmp_path: Path) -> 
         assert counted.keys() == {429, 502}
         assert counted[502] >= 400
         assert statuses(OTHER_HOST) == [502] * 100
+
+
+def test_a_process_that_was_away_gets_requests_as_soon_as_it_is_back(tmp_path: Path) -> None:
+    """Of two: nginx never leaves out the only one."""
+    ports = free_ports(2)
+    with nginx(tmp_path, *ports) as proxy:
+        assert proxy.status(head("GET", "/health/live")) == 502
+        with HTTPServer((HOST, ports[0]), BaseHTTPRequestHandler) as back, ThreadPoolExecutor(1) as pool:
+            pool.submit(back.serve_forever)
+            try:
+                assert proxy.status(head("GET", "/health/live")) == 501
+            finally:
+                back.shutdown()
 
 
 def test_what_is_too_large_ends_at_nginx_and_a_command_that_is_too_large_at_the_api(

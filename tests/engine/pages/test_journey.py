@@ -24,12 +24,12 @@ import psycopg
 import pytest
 
 from commands.client import read_lines
+from infra.archive.whole_log import read_range
 from infra.database.connect import connect
 from infra.log import topics
 from infra.log.partitioner import partition_of
 from infra.log.records import Commit, Opening, Record, decode_event
 from infra.log.rule import START, read
-from infra.log.source import read_range
 from infra.settings import Settings
 from projections.engine.live.worker import Worker
 from projections.engine.store.commit import CommitStatus

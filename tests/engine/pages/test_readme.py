@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -10,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -19,6 +18,7 @@ from typer.testing import CliRunner
 
 from tests.engine.api.front import free_port
 from tests.engine.pages.curl import curl
+from tests.engine.pages.pages import matches, typed
 from tools.cli import build
 from tools.testing.waiting import DEADLINE_S, until
 
@@ -121,21 +121,17 @@ def newcomer() -> Iterator[Newcomer]:
 @pytest.mark.integration
 def test_the_page_from_the_first_command_to_the_last(newcomer: Newcomer) -> None:
     play = section("Play with it")
-    first, run, then = commands(play)[:3], commands(play)[3], commands(play)[4:]
-    for line in first:
-        newcomer.types(line)
+    types = [line for block in blocks(play, "console") for line in typed(block)]
     [lines] = blocks(play, "json")
     (newcomer.folder / "commands.jsonl").write_text(lines)
-    with newcomer.meanwhile(run):
-        printed = {line: newcomer.types(line) for line in then}
-    sent = printed["samefold send commands.jsonl --wait"]
-    assert "accepted 2, rejected 1" in sent
-    assert "insufficient-funds: 1" in sent
-    assert "3 had their answer before" in sent, "the second time nothing is done again"
-    assert "MoneyDeposited" in printed["samefold history accounts/ada"]
-    posted, read = (json.loads(answer) for line, answer in printed.items() if line.startswith("curl "))
-    assert (posted["outcome"], posted["version"]) == ("accepted", 3)
-    assert read["row"]["cents"] == 5000 + 1200, "who has the answer reads what was done"
+    with ExitStack() as stack:
+        for line, expected in types:
+            if line == "$ samefold run all":
+                stack.enter_context(newcomer.meanwhile(line.removeprefix("$ ")))
+            else:
+                printed = newcomer.types(line.removeprefix("$ "))
+                assert not expected or matches(printed, expected), (line, printed)
+    assert len(types) == 14
 
 
 def test_every_command_that_the_documents_name_exists() -> None:

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from domain.accounts import AccountOpened
+from infra.archive.whole_log import read_range
 from infra.database.connect import Connection, connect
 from infra.errors import SamefoldError
 from infra.log import clients, topics
 from infra.log.clients import KafkaUnavailable
 from infra.log.records import Record, UnreadableRecord
 from infra.log.rule import START, Reading
-from infra.log.source import read_range
 from infra.log.topics import TopicChanged, TopicUnfit
 from infra.processes import faultpoints
 from infra.processes.faultpoints import Point

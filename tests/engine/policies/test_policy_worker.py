@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from domain.accounts import AccountOpened
+from infra.archive.whole_log import read_range
 from infra.database.connect import DatabaseUnavailable, connect
 from infra.log import topics
 from infra.log.records import Record
 from infra.log.rule import START
-from infra.log.source import read_range
 from infra.settings import Settings
 from policies.engine.activations import Activation, switch
 from policies.engine.policy import Policy

@@ -13,12 +13,12 @@ from itertools import repeat
 import pytest
 
 from domain.accounts import AccountOpened, Details, MoneyDeposited
+from infra.archive.whole_log import read_range
 from infra.database.connect import connect
 from infra.errors import SamefoldError
 from infra.log import topics
 from infra.log.contract import Contract
 from infra.log.partitioner import partition_of
-from infra.log.source import read_range
 from infra.settings import Settings
 from projections.engine.fold.errors import PoisonEvent
 from projections.engine.fold.plan import Plan

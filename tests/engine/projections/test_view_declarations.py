@@ -9,11 +9,14 @@ import dataclasses
 from dataclasses import dataclass
 from enum import Enum
 from textwrap import dedent
+from types import ModuleType
 from typing import Any, Literal
 
 import pytest
 
+from domain.accounts import AccountOpened
 from infra.database import schema
+from policies.engine.policy import BadPolicy, policy_of
 from projections.engine.views.columns import BadView
 from projections.engine.views.core_views import agent_views, shape_of
 from proofs.one_fold.values import REFUSED_COLUMNS
@@ -119,6 +122,26 @@ def test_a_bad_declaration_is_refused_with_its_cure(case: str) -> None:
 def test_a_name_that_the_engine_needs_is_refused(name: str) -> None:
     with pytest.raises(BadView, match="reserved"):
         view(PURSES, name)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "version", "expected"),
+    [
+        ("AccountOpened | Nowhere", 1, "policies/odd.py: an annotation of react can't be resolved"),
+        ("object", 1, "policies/odd.py subscribes to object, which no context's `Event` names"),
+        ("Any", 1, "policies/odd.py: the parameter `event` has no annotation"),
+        ("AccountOpened", None, "policies/odd.py has no VERSION"),
+        ("AccountOpened", True, "policies/odd.py has VERSION = True"),
+    ],
+)
+def test_a_bad_policy_is_refused_with_its_file(annotation: str, version: Any, expected: str) -> None:
+    module = ModuleType("policies.odd")
+    module.__dict__.update(VERSION=version, AccountOpened=AccountOpened, Any=Any)
+    exec(f"def react(event: '{annotation}', at): ...", module.__dict__)
+    with pytest.raises(BadPolicy) as refused:
+        policy_of(module)
+    assert refused.value.message.startswith(expected)
+    assert refused.value.hint
 
 
 def test_a_view_of_two_contexts_says_its_key() -> None:

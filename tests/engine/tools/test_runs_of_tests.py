@@ -29,6 +29,17 @@ def test_chance(number):
 """
 
 
+CRASHES = """
+import os
+
+def test_crash():
+    os._exit(1)
+
+def test_after():
+    pass
+"""
+
+
 LEAVES = """
 import os, pathlib, pytest, socket, subprocess, tempfile
 
@@ -107,6 +118,15 @@ def test_a_run_that_ended_for_another_reason_is_not_repeated(checkout: Checkout)
     (checkout.folder / "test_it.py").write_text("import nothing_of_that_name\n")
     assert checkout.python("pytest", "-q").returncode == 2
     assert (checkout.folder / FAILURES).exists()
+    assert checkout.python("tools.testing.again").returncode == 1
+
+
+def test_a_worker_that_crashes_ends_the_run_which_is_not_repeated(checkout: Checkout) -> None:
+    """With one worker, pytest-xdist would wait for ever for the one in its place."""
+    (checkout.folder / "test_it.py").write_text(CRASHES)
+    done = checkout.python("pytest", "-q", "-n", "1", "--dist", "loadgroup")
+    assert done.returncode == pytest.ExitCode.INTERNAL_ERROR
+    assert "crashed while running 'test_it.py::test_crash'" in done.stdout
     assert checkout.python("tools.testing.again").returncode == 1
 
 

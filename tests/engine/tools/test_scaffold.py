@@ -75,7 +75,7 @@ REFUSED: dict[str, tuple[Callable[..., object], Cases]] = {
     "a context": (
         Parts.context,
         [
-            *(((name,), NOT_A_NAME) for name in ("language", "views", "health", "docs", "service", "class")),
+            *(((name,), NOT_A_NAME) for name in ("engine", "language", "views", "health", "docs", "service", "class")),
             *(((name,), NOT_A_NAME) for name in ("zimmer_ü", "x" * 31)),
             (("rooms",), "exists already"),
         ],
@@ -235,6 +235,15 @@ def test_imports_come_after_those_of_the_future(parts: Parts) -> None:
     file.write_text(f"{docstring}\n\nfrom __future__ import annotations\n{rest}")
     parts.event("RoomBooked", None, ("on:date",))
     compile(file.read_text(), file.name, "exec")
+
+
+def test_what_a_file_has_from_where_an_older_samefold_had_it_is_not_imported_again(parts: Parts) -> None:
+    parts.event("RoomBooked", None, ("on:date",))
+    file = parts.root / "tests" / "test_rooms.py"
+    file.write_text(file.read_text().replace("from tools.testing.facts", "from infra.testing.facts"))
+    parts.event("RoomRenamed", None, ("name:Text",))
+    imports = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ImportFrom)]
+    assert [one.module for one in imports if "facts" in {name.name for name in one.names}] == ["infra.testing.facts"]
 
 
 def test_what_a_file_says_in_other_letters_is_kept(parts: Parts) -> None:
