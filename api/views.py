@@ -94,9 +94,7 @@ def _add(router: APIRouter, view: View) -> None:
         description=view.question,
         response_model=about.page,
         response_description="Rows in the order of their keys.",
-        responses=responses(
-            _READ | {200: {"headers": _SEEN, "links": {"row": about.to_row}}}, *_UNREAD, TOO_MANY_SEARCHES
-        ),
+        responses=responses(_READ, *_UNREAD, TOO_MANY_SEARCHES),
     )
     router.add_api_route(
         to_row,
@@ -333,8 +331,6 @@ class _Described:
         members = {"items": list[row], "next": next_, "position": Position, "parked": Parked}
         self.page = TypedDict(f"{title}Page", members)  # type: ignore[misc]
         self.events = _events(row, parked)
-        place = {f"path.{one.name}": f"$response.body#/items/0/{one.name}" for one in view.key}
-        self.to_row = {"operationId": f"views_{view.name}_row", "parameters": place}
 
 
 def _filter(view: View, name: str) -> Json:
