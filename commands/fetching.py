@@ -51,9 +51,8 @@ class Fetching:
                 partition.is_refused = False
                 found.append((partition, offset, message))
         self._group.check()
-        if (
-            self._group.is_rebalanced
-        ):  # librdkafka paused the partitions that we keep, and may have missed that we resumed one
+        if self._group.is_rebalanced:
+            # librdkafka paused the partitions that stay assigned, and may have missed that one was resumed
             self._group.is_rebalanced = False
             again |= serving.keys()
             self._resumed |= serving.keys()

@@ -124,7 +124,7 @@ class Handler:
         if now < self._due_check:
             return
         self._due_check = now + CHECK_S
-        self._members.tell()
+        self._members.report_progress()
         with suppress(clients.KafkaUnavailable):
             self._members.commands = self._watch.check()[0]
         if any(partition.is_serving for partition in self.partitions.values()):

@@ -303,11 +303,7 @@ def remove(settings: Settings, name: str) -> Activation:
 
 
 def _activate(
-    settings: Settings,
-    policy: str,
-    version: int,
-    require: Callable[[Connection, int], None],
-    progress: Progress,
+    settings: Settings, policy: str, version: int, require: Callable[[Connection, int], None], progress: Progress
 ) -> Activation:
     """Let this version react from the policy's positions on. `require` gets the live version, and raises where it may not."""
     with named_errors(settings), connect(settings, "samefold policies", short_transactions=True) as connection:

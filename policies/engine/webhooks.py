@@ -91,13 +91,7 @@ class Webhooks:
     Its constructor raises MasterKeyUnusable, where bodies may have personal values.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        name: str,
-        *,
-        clock: Callable[[], datetime | None] = lambda: None,
-    ) -> None:
+    def __init__(self, settings: Settings, name: str, *, clock: Callable[[], datetime | None] = lambda: None) -> None:
         self._settings = settings
         self.clock = clock
         self.status = logs.StatusLog(log, name)
@@ -157,7 +151,7 @@ class Webhooks:
 
     async def _report_unknown(self) -> None:
         """Report which endpoints posts wait for that the settings don't name. Another process may have them."""
-        told: set[str] = set()
+        reported: set[str] = set()
         while True:
             unknown = await self.asked(posts.endpoints) - self._settings.webhooks.keys()
             metrics.WEBHOOK_UNKNOWN_ENDPOINTS.set(len(unknown))
@@ -167,9 +161,9 @@ class Webhooks:
                     f"posts wait for endpoint '{name}', which SAMEFOLD_WEBHOOKS does not name here. Add it and start this process "
                     f"again, or drop them: `samefold outbox drop --all --endpoint {name}`",
                 )
-            for name in told - unknown:
+            for name in reported - unknown:
                 self.status.well(f"no endpoint {name}", f"nothing waits for endpoint '{name}' any more")
-            told = unknown
+            reported = unknown
             await asyncio.sleep(POLL_S)
 
 
@@ -318,9 +312,9 @@ class _Queue:
         await self._webhooks.asked(partial(posts.release, lane=lane, now=self._webhooks.clock()))
 
     def _failed(self, post: PendingPost, answer: Answer) -> float | None:
-        """Tell of it. Returns the seconds until the next attempt, None if there is none."""
-        told = f"endpoint '{self._name}' did not take post {post.id}: {answer.why}"
-        self._webhooks.status.wrong(f"endpoint {self._name}", told, answer.result)
+        """Log it. Returns the seconds until the next attempt, None if there is none."""
+        what = f"endpoint '{self._name}' did not take post {post.id}: {answer.why}"
+        self._webhooks.status.wrong(f"endpoint {self._name}", what, answer.result)
         if answer.retry_after_s:
             self._quiet_until = self._webhooks.now() + timedelta(seconds=answer.retry_after_s)
         if answer.result is Result.GONE or post.attempts >= len(DELAYS_S):

@@ -189,9 +189,8 @@ class Keys:
             if self._next is None:  # all that come while another turn lasts ask Kafka once
                 subjects = set[str]()
                 self._next = subjects, (turn := asyncio.ensure_future(self._in_turn(subjects)))
-                turn.add_done_callback(
-                    lambda done: done.cancelled() or done.exception()
-                )  # even if nobody waits any more
+                # asyncio would log an error that no request waits for any more
+                turn.add_done_callback(lambda done: done.cancelled() or done.exception())
             subjects, made = self._next
             subjects.add(subject)
             try:
