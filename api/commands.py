@@ -174,7 +174,7 @@ def _ref(request: Request, context: Context) -> CommandRef:
 def _checked(command: Command, kind_: type, *, is_asked_about: bool) -> tuple[object, Unsealed | None]:
     """The command as its class reads it, and as it is sealed where the class has personal fields. Raises Problem 422, 500.
 
-    The first is None where nobody asks about it and it is not needed, or where the class's own checks failed.
+    The first is None where the class has personal fields and `access.py` is not asked, or where the class's own checks failed.
     """
     body, is_sealed = bytes(command.data), is_personal(kind_)
     checked: object = None

@@ -82,13 +82,12 @@ class ViewReader:
         reader._takes_last_rows = True
         return reader
 
-    async def by_keys(
-        self, view: View, keys: Sequence[Values], streams: Sequence[str] = (), only: Sequence[Rows] = ()
-    ) -> Found:
-        """The rows with these keys, and which of the streams are parked. Raises ViewNotLive, DatabaseUnavailable.
+    async def by_keys(self, view: View, keys: Sequence[Values], only: Sequence[Rows] = ()) -> Found:
+        """The rows with these keys, and which of their streams are parked. Raises ViewNotLive, DatabaseUnavailable.
 
         `only`: see `queries.by_keys`. Raises BadAccess.
         """
+        streams = [stream for key in keys if (stream := stream_of(view, key)) is not None]
         return await self._ask(view, lambda table: queries.by_keys(view, table, self._topic, keys, streams, only))
 
     async def page(
@@ -301,6 +300,12 @@ def _offsets(token: Token) -> dict[int, int]:
 def stream_of(view: View, key: Values) -> str | None:
     """The stream that the row with this key is folded from, if the key is the stream's id."""
     return f"{view.contexts[0]}/{key[0]}" if view.tells_stream else None
+
+
+def parked_since(view: View, found: Found, key: Values) -> int | None:
+    """The first version that the row with this key leaves out; None where it leaves out none."""
+    stream = stream_of(view, key)
+    return None if stream is None else found.parked_since.get(stream)
 
 
 def row_members(view: View, found: Found, row: msgspec.Raw) -> dict[str, Any]:

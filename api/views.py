@@ -44,6 +44,7 @@ from api.view_reader import (
     ViewReader,
     ViewStopped,
     content_tag,
+    parked_since,
     row_members,
     row_tag,
     stream_of,
@@ -173,14 +174,13 @@ def _row(view: View) -> Route:
         only = rows_for(request, view)
         key = key_of(view, request)
         refuse_unknown(request, {"after", IF_STOPPED})
-        stream = stream_of(view, key)
-        streams = [stream] if stream is not None else []
         views = _reader(request)
-        found = await found_by(view, request, lambda: views.by_keys(view, [key], streams, [only] if only else ()))
+        found = await found_by(view, request, lambda: views.by_keys(view, [key], [only] if only else ()))
         position, at = str(found.position), _as_of(found)
-        if only and not found.rows:  # also where it is parked: that would tell of the row
+        if only and not found.rows:  # also where it is parked: that would reveal the row
             raise NO_ROW(headers=at, position=position)
-        if stream is not None and (since := found.parked_since.get(stream)) is not None:
+        if (since := parked_since(view, found, key)) is not None:
+            stream = stream_of(view, key)
             raise PARKED(headers=at, view=view.name, stream=stream, since_version=since, position=position)
         if not found.rows:
             raise NO_ROW(headers=at, position=position)
