@@ -26,7 +26,7 @@ class Fetching:
         self._is_loaded = False
         """The last batch had many commands."""
         self._resumed: set[int] = set()
-        """Since the last poll, while no other partition was fetched."""
+        """Partitions that were resumed since the last poll, while no other one was fetched."""
 
     def poll(self, seconds: float) -> list[tuple[Partition, int, Message]]:
         """Wait for the first command and take all that have arrived, with their offsets. Raises what must end the process."""
@@ -75,7 +75,7 @@ class Fetching:
         return messages
 
     def _is_gap(self, partition: Partition, offset: int, again: set[int]) -> bool:
-        """Whether the topic has no records before this one: it was received twice. The first time its partition is read `again`."""
+        """Whether the offsets before this one have no records, as a second read has shown. For that the partition is read `again`."""
         gap = partition.next_offset, offset
         if offset < partition.next_offset:
             return False

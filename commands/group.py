@@ -139,8 +139,9 @@ class Group:
         return self.partitions.get(partition.number) is partition
 
     def close(self) -> None:
+        # with commits under way it would wait for them; a static member leaves its group without a message anyway
         if not self._asked and not self._is_reporting:
-            self.consumer.close()  # it would wait for the commits; a static member leaves without a message
+            self.consumer.close()
 
     # ── partitions come and go ──
 

@@ -134,7 +134,7 @@ class Handler:
     # ── the way of a command ──
 
     def _fetch(self) -> None:
-        """Commands wait for their decision, checked."""
+        """Check fetched commands, and let them wait for their decision."""
         fetched = self._fetching.poll(self._idle_s())
         for partition, offset, message in fetched:
             record = Record(partition.number, offset, message.timestamp()[1], message.key(), message.value())

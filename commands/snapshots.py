@@ -31,7 +31,7 @@ from projections.engine.views.view import CORE
 
 
 class SnapshotReader:
-    """Reads snapshots over one connection, which is made again when it was lost. Not thread-safe.
+    """Reads snapshots over one connection, which is replaced when it was lost. Not thread-safe.
 
     All its methods raise DatabaseUnavailable while PostgreSQL is, and other named errors.
     """
