@@ -75,7 +75,7 @@ class Fetching:
         return messages
 
     def _is_gap(self, partition: Partition, offset: int, again: set[int]) -> bool:
-        """Whether the offsets before this one have no records, as a second read has shown. For that the partition is read `again`."""
+        """Whether the offsets before this one have no records, as a second read shows. The partition is read `again` for that."""
         gap = partition.next_offset, offset
         if offset < partition.next_offset:
             return False
