@@ -118,7 +118,7 @@ def router_of(contexts: Mapping[str, Context], bodies: list[Body]) -> APIRouter:
                 name=f"{context.name} {name}",
                 summary=summary,
                 description=about or f"{summary}.",
-                operation_id=_operation_id(context, name),
+                operation_id=f"{context.name}_{kebab(name).replace('-', '_')}",
                 tags=[context.name],
                 response_model=openapi.Accepted,
                 response_description="It was done, and the views of the agent 'core' show it.",
@@ -174,7 +174,7 @@ def _ref(request: Request, context: Context) -> CommandRef:
 def _checked(command: Command, kind_: type, *, is_asked_about: bool) -> tuple[object, Unsealed | None]:
     """The command as its class reads it, and as it is sealed where the class has personal fields. Raises Problem 422, 500.
 
-    The first is None where nobody asks about it and it is not needed, or where the class's own checks failed.
+    The first is None where the class has personal fields and `access.py` is not asked, or where the class's own checks failed.
     """
     body, is_sealed = bytes(command.data), is_personal(kind_)
     checked: object = None
@@ -334,7 +334,7 @@ _PROBLEMS = (
 def _responses(context: Context) -> openapi.Responses:
     recorded = openapi.KEY | openapi.AT_POSITION
     refusals = (Kind(409, code, refusal.message) for code, refusal in refusals_of(context).items())
-    done = {"headers": recorded | openapi.ETAG | openapi.APPLIED, "links": _links(context)}
+    done = {"headers": recorded | openapi.ETAG | openapi.APPLIED}
     pending = {
         "headers": openapi.KEY | openapi.LOCATION | openapi.RETRY_AFTER | openapi.APPLIED,
         "model": openapi.Pending,
@@ -344,19 +344,3 @@ def _responses(context: Context) -> openapi.Responses:
     return openapi.responses(
         others, *_PROBLEMS, *sealing, *refusals, headers={409: recorded, 412: recorded, 503: openapi.LOCATION}
     )
-
-
-def _operation_id(context: Context, name: str) -> str:
-    """The name of the command's route in generated clients: `accounts_open_account`."""
-    return f"{context.name}_{kebab(name).replace('-', '_')}"
-
-
-def _links(context: Context) -> Json:
-    """What can follow: ask for the outcome, or send another command to the stream at its new version."""
-    stream = {"path.stream_id": "$request.path.stream_id"}
-    whose = {"path.context": context.name, **stream, "path.key": "$response.body#/command_id"}
-    next_ = {**stream, "header.If-Match": "$response.header.ETag"}
-    commands = {
-        kebab(name): {"operationId": _operation_id(context, name), "parameters": next_} for name in context.commands
-    }
-    return {"outcome": {"operationId": "outcome", "parameters": whose}} | commands

@@ -1,4 +1,4 @@
-"""The door: middleware that lets in whoever shows a valid token, where SAMEFOLD_AUTH=jwt.
+"""The door: middleware that lets in requests with a valid token, where SAMEFOLD_AUTH=jwt.
 
 It asks before anything of the request is read or routed, so a route that is added later is behind it too.
 """

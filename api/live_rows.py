@@ -20,7 +20,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from api.problems import Problem
-from api.view_reader import Values, ViewNotLive, ViewReader, ViewStopped, row_members, row_tag, stream_of
+from api.view_reader import Values, ViewNotLive, ViewReader, ViewStopped, parked_since, row_members, row_tag
 from api.waits import Moved, Notifications
 from domain.engine.personal.keys import KeysNotRead
 from infra.access import Rows
@@ -191,8 +191,7 @@ class RowFeed:
     async def _read(self, some: Sequence[Watched]) -> None:
         """Read these rows, whose `only` are of one shape, with one query."""
         keys, only = [key for _, key in some], [rows for rows, _ in some if rows is not None]
-        streams = [stream for key in keys if (stream := stream_of(self._view, key)) is not None]
-        found = await self._views.by_keys(self._view, keys, streams, only)
+        found = await self._views.by_keys(self._view, keys, only)
         shown = await self._views.shown(found)
         rows = {row.number: json for row, json in zip(found.rows, shown, strict=True)}
         for number, watched in enumerate(some, start=1):
@@ -203,13 +202,12 @@ class RowFeed:
                     watcher.send(state.tag, frame)
 
     def _state(self, found: Found, watched: Watched, row: msgspec.Raw | None) -> State:
-        if found.stopped is not None:  # for all watchers alike: it tells of no row
+        if found.stopped is not None:  # for all watchers alike: it says nothing about a row
             code, at = found.stopped
             return State("stopped", f"stopped-{at}", {"code": code, "since": at})
-        if row is None and watched.only:  # also where it is parked: that would tell of the row
+        if row is None and watched.only:  # also where it is parked: that would reveal the row
             return State("gone", "gone", {})
-        stream = stream_of(self._view, watched.key)
-        if stream is not None and (since := found.parked_since.get(stream)) is not None:
+        if (since := parked_since(self._view, found, watched.key)) is not None:
             return State("parked", f"parked-{since}", {"since_version": since})
         if row is None:
             return State("gone", "gone", {})

@@ -101,7 +101,7 @@ async def _look_up(services: Services, ref: CommandRef, rows: Rows | None, event
     """The outcome, if it is there. Raises ReadModelNotSetUp, OtherViewsLive, ViewNotLive, DatabaseUnavailable."""
     services.stores.require_live(OUTCOMES)
     key = UUID(command_key(ref.stream, ref.key))
-    found = await services.views.by_keys(all_views()[OUTCOMES], [(key,)], (), [rows] if rows else ())
+    found = await services.views.by_keys(all_views()[OUTCOMES], [(key,)], [rows] if rows else ())
     if not found.rows:
         return None
     row = msgspec.json.decode(found.rows[0].json)

@@ -11,7 +11,6 @@ from fastapi import Request
 from api.door import NOT_ALLOWED, caller_of
 from api.problems import Problem, kind_of, traceable
 from api.services import Services, services_of
-from api.view_reader import stream_of
 from infra.access import Access, BadAccess, Caller, Row, Rows, access
 from infra.processes.time_limit import limited
 from projections.engine.views.core_views import OUTCOMES, all_views, command_key
@@ -72,8 +71,7 @@ async def _exists(services: Services, row: Row) -> bool:
         return False
     values = dict(zip(only.shape[0], allowed_values(view, only), strict=True))
     key = tuple(values[column.name] for column in view.key)
-    stream = stream_of(view, key)
-    found = await services.views.by_keys(view, [key], [] if stream is None else [stream], [only])
+    found = await services.views.by_keys(view, [key], [only])
     return bool(found.rows) and not found.parked_since
 
 
@@ -82,7 +80,7 @@ def _access(services: Services) -> Access:
 
 
 def _denied(caller: Caller, what: str) -> Problem:
-    """Whether what was asked for exists is not told."""
+    """It does not say whether what was asked for exists."""
     problem = traceable(NOT_ALLOWED())
     log.warning("denied: %r may not %s", caller.subject, what)
     return problem

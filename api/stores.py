@@ -88,7 +88,7 @@ class HealthSnapshot:
     views: Sequence[tuple[str, int, str | None]]
     """What each view or policy leaves out: the rows of `VIEWS`."""
     commands: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    """By partition, how far commands are decided, and their end: by the read model, and of repeated ones by what handlers tell."""
+    """By partition, how far commands are decided, and their end. Of repeated ones only what handlers reported shows it."""
 
     def behind(self, agent: str) -> int:
         """Records that the log holds and the agent has not folded."""
@@ -218,8 +218,8 @@ class StoreChecks:
             for agent, partition, next_offset, command in folded:
                 positions.setdefault(agent, {})[partition] = next_offset
                 if agent == CORE and partition in commands:
-                    told, end = commands[partition]
-                    commands[partition] = max(told, command + 1), end
+                    reported, end = commands[partition]
+                    commands[partition] = max(reported, command + 1), end
             self.seen = HealthSnapshot(time.monotonic(), positions, ends, left_out, commands)
 
     async def _checked(self, subject: str, asked: Awaitable[T]) -> T | None:
@@ -269,9 +269,9 @@ class StoreChecks:
         """What no request depends on: unknown where this process may not ask for the handlers' group."""
         self._commands = {}
         with suppress(KafkaException, SamefoldError):
-            told = release.decided(self._admin, self._settings)
+            reported = release.decided(self._admin, self._settings)
             ends = topics.ends(commands, self._admin)
-            self._commands = {partition: (told.get(partition, 0), end) for partition, end in ends.items()}
+            self._commands = {partition: (reported.get(partition, 0), end) for partition, end in ends.items()}
 
     async def _ask_topics(self) -> None:
         """Create missing topics at the first check, as handlers and agents do; later, compare them with the contract."""

@@ -82,13 +82,12 @@ class ViewReader:
         reader._takes_last_rows = True
         return reader
 
-    async def by_keys(
-        self, view: View, keys: Sequence[Values], streams: Sequence[str] = (), only: Sequence[Rows] = ()
-    ) -> Found:
-        """The rows with these keys, and which of the streams are parked. Raises ViewNotLive, DatabaseUnavailable.
+    async def by_keys(self, view: View, keys: Sequence[Values], only: Sequence[Rows] = ()) -> Found:
+        """The rows with these keys, and which of their streams are parked. Raises ViewNotLive, DatabaseUnavailable.
 
         `only`: see `queries.by_keys`. Raises BadAccess.
         """
+        streams = [stream for key in keys if (stream := stream_of(view, key)) is not None]
         return await self._ask(view, lambda table: queries.by_keys(view, table, self._topic, keys, streams, only))
 
     async def page(
@@ -218,8 +217,8 @@ class Waiter:
     def __init__(self, agent: str, seen: Token) -> None:
         self._agent = agent
         self._wanted = _offsets(seen)
-        self._pending = dict(self._wanted)
-        """The wanted positions that no notification has reported."""
+        self._missing = self._wanted
+        """What the last read had not reached."""
         self._wake = asyncio.Event()
         self._is_over = False
 
@@ -228,12 +227,9 @@ class Waiter:
         self._wake.set()
 
     def notified(self, agent: str, moved: Moved) -> None:
-        if agent not in ("", self._agent):
-            return
-        for partition, offset in (moved or {}).items():
-            if self._pending.get(partition, offset + 1) <= offset:
-                del self._pending[partition]
-        if moved is None or not self._pending:
+        if agent in ("", self._agent) and (
+            moved is None or any(self._missing.get(partition, at + 1) <= at for partition, at in moved.items())
+        ):
             self._wake.set()
 
     async def after(self, position: Token, deadline: float) -> bool:
@@ -242,19 +238,18 @@ class Waiter:
         Raises Problem 503 where the process is stopping.
         """
         at = _offsets(position)
-        short = {partition: offset for partition, offset in self._wanted.items() if at.get(partition, 0) < offset}
-        self._pending = {partition: offset for partition, offset in self._pending.items() if partition in short}
+        self._missing = {
+            partition: offset for partition, offset in self._wanted.items() if at.get(partition, 0) < offset
+        }
         left = deadline - asyncio.get_running_loop().time()
         if left <= 0:
             return False
-        if self._pending:  # else it was committed meanwhile
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(left, READ_AGAIN_S)):
-                    await self._wake.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(left, READ_AGAIN_S)):
+                await self._wake.wait()  # at once where it was notified during the read
         if self._is_over:
             raise STOPPING()
         self._wake.clear()
-        self._pending = short
         return True
 
 
@@ -301,6 +296,12 @@ def _offsets(token: Token) -> dict[int, int]:
 def stream_of(view: View, key: Values) -> str | None:
     """The stream that the row with this key is folded from, if the key is the stream's id."""
     return f"{view.contexts[0]}/{key[0]}" if view.tells_stream else None
+
+
+def parked_since(view: View, found: Found, key: Values) -> int | None:
+    """The first version that the row with this key leaves out; None where it leaves out none."""
+    stream = stream_of(view, key)
+    return None if stream is None else found.parked_since.get(stream)
 
 
 def row_members(view: View, found: Found, row: msgspec.Raw) -> dict[str, Any]:

@@ -44,6 +44,7 @@ from api.view_reader import (
     ViewReader,
     ViewStopped,
     content_tag,
+    parked_since,
     row_members,
     row_tag,
     stream_of,
@@ -94,9 +95,7 @@ def _add(router: APIRouter, view: View) -> None:
         description=view.question,
         response_model=about.page,
         response_description="Rows in the order of their keys.",
-        responses=responses(
-            _READ | {200: {"headers": _SEEN, "links": {"row": about.to_row}}}, *_UNREAD, TOO_MANY_SEARCHES
-        ),
+        responses=responses(_READ, *_UNREAD, TOO_MANY_SEARCHES),
     )
     router.add_api_route(
         to_row,
@@ -175,14 +174,13 @@ def _row(view: View) -> Route:
         only = rows_for(request, view)
         key = key_of(view, request)
         refuse_unknown(request, {"after", IF_STOPPED})
-        stream = stream_of(view, key)
-        streams = [stream] if stream is not None else []
         views = _reader(request)
-        found = await found_by(view, request, lambda: views.by_keys(view, [key], streams, [only] if only else ()))
+        found = await found_by(view, request, lambda: views.by_keys(view, [key], [only] if only else ()))
         position, at = str(found.position), _as_of(found)
-        if only and not found.rows:  # also where it is parked: that would tell of the row
+        if only and not found.rows:  # also where it is parked: that would reveal the row
             raise NO_ROW(headers=at, position=position)
-        if stream is not None and (since := found.parked_since.get(stream)) is not None:
+        if (since := parked_since(view, found, key)) is not None:
+            stream = stream_of(view, key)
             raise PARKED(headers=at, view=view.name, stream=stream, since_version=since, position=position)
         if not found.rows:
             raise NO_ROW(headers=at, position=position)
@@ -333,8 +331,6 @@ class _Described:
         members = {"items": list[row], "next": next_, "position": Position, "parked": Parked}
         self.page = TypedDict(f"{title}Page", members)  # type: ignore[misc]
         self.events = _events(row, parked)
-        place = {f"path.{one.name}": f"$response.body#/items/0/{one.name}" for one in view.key}
-        self.to_row = {"operationId": f"views_{view.name}_row", "parameters": place}
 
 
 def _filter(view: View, name: str) -> Json:

@@ -139,7 +139,7 @@ def _moved(payload: str) -> Moved:
         partition, _, offset = part.partition(":")
         try:
             moved[int(partition)] = int(offset)
-        except ValueError:  # of somebody else's, too: every role may notify
+        except ValueError:  # any role of the database may notify, with any text
             return None
     return moved
 

@@ -26,7 +26,7 @@ class Fetching:
         self._is_loaded = False
         """The last batch had many commands."""
         self._resumed: set[int] = set()
-        """Since the last poll, while no other partition was fetched."""
+        """Partitions that were resumed since the last poll, while no other one was fetched."""
 
     def poll(self, seconds: float) -> list[tuple[Partition, int, Message]]:
         """Wait for the first command and take all that have arrived, with their offsets. Raises what must end the process."""
@@ -51,9 +51,8 @@ class Fetching:
                 partition.is_refused = False
                 found.append((partition, offset, message))
         self._group.check()
-        if (
-            self._group.is_rebalanced
-        ):  # librdkafka paused the partitions that we keep, and may have missed that we resumed one
+        if self._group.is_rebalanced:
+            # librdkafka paused the partitions that stay assigned, and may have missed that one was resumed
             self._group.is_rebalanced = False
             again |= serving.keys()
             self._resumed |= serving.keys()
@@ -76,7 +75,7 @@ class Fetching:
         return messages
 
     def _is_gap(self, partition: Partition, offset: int, again: set[int]) -> bool:
-        """Whether the topic has no records before this one: it was received twice. The first time its partition is read `again`."""
+        """Whether the offsets before this one have no records, as a second read shows. The partition is read `again` for that."""
         gap = partition.next_offset, offset
         if offset < partition.next_offset:
             return False

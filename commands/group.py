@@ -85,7 +85,7 @@ class Group:
         """The group has assigned partitions, or none, since the join."""
         self._asked: dict[str, tuple[Partition, float]] = {}
         """Questions for confirmation without an answer, and when they were asked."""
-        self._is_telling = False
+        self._is_reporting = False
         self.consumer = clients.group_consumer(
             self._settings,
             self._name,
@@ -139,8 +139,9 @@ class Group:
         return self.partitions.get(partition.number) is partition
 
     def close(self) -> None:
-        if not self._asked and not self._is_telling:
-            self.consumer.close()  # it would wait for the commits; a static member leaves without a message
+        # with commits under way it would wait for them; a static member leaves its group without a message anyway
+        if not self._asked and not self._is_reporting:
+            self.consumer.close()
 
     # ── partitions come and go ──
 
@@ -203,7 +204,7 @@ class Group:
         question = f"confirm {next(self._numbers)}"  # comes back with the answer, which so is that to this question
         self._asked[question] = partition, time.monotonic()
         try:
-            self._commit([self._mark(partition, max(partition.told, partition.writer.last_command + 1), question)])
+            self._commit([self._mark(partition, max(partition.reported, partition.writer.last_command + 1), question)])
         except KafkaException as error:
             del self._asked[question]
             if _ends(error.args[0]):
@@ -211,15 +212,15 @@ class Group:
             return Confirm(f"not confirmed by the group: {error.args[0].str()}")
         return None
 
-    def tell(self) -> None:
-        """Tell the group what was decided: who asks how far the handlers are knows of repeated commands from there alone."""
-        news = [one for one in self.partitions.values() if one.is_serving and one.undecided != one.told]
-        if news and not self._is_telling:
+    def report_progress(self) -> None:
+        """Commit to the group how far commands are decided: of repeated commands, nothing else shows it."""
+        news = [one for one in self.partitions.values() if one.is_serving and one.undecided != one.reported]
+        if news and not self._is_reporting:
             with suppress(KafkaException):
                 self._commit([self._mark(one, one.undecided, one.attempt) for one in news])
-                self._is_telling = True
+                self._is_reporting = True
                 for one in news:
-                    one.told = one.undecided
+                    one.reported = one.undecided
 
     def last_attempt(self, partition: Partition) -> Attempt:
         """The attempt that the group keeps."""
@@ -268,9 +269,9 @@ class Group:
                 refused = error and partial(Confirm, f"not confirmed by the group: {error.str()}")
                 partition.later(0, refused or partition.writer.on_confirmed)
             else:
-                self._is_telling = False
-                if error is not None and (told := self.partitions.get(mark.partition)):
-                    told.told = -1
+                self._is_reporting = False
+                if error is not None and (partition := self.partitions.get(mark.partition)):
+                    partition.reported = -1
 
 
 def _ends(error: KafkaError) -> bool:

@@ -124,7 +124,7 @@ class Handler:
         if now < self._due_check:
             return
         self._due_check = now + CHECK_S
-        self._members.tell()
+        self._members.report_progress()
         with suppress(clients.KafkaUnavailable):
             self._members.commands = self._watch.check()[0]
         if any(partition.is_serving for partition in self.partitions.values()):
@@ -134,7 +134,7 @@ class Handler:
     # ── the way of a command ──
 
     def _fetch(self) -> None:
-        """Commands wait for their decision, checked."""
+        """Check fetched commands, and let them wait for their decision."""
         fetched = self._fetching.poll(self._idle_s())
         for partition, offset, message in fetched:
             record = Record(partition.number, offset, message.timestamp()[1], message.key(), message.value())

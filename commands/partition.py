@@ -44,8 +44,8 @@ class Partition:
     """Its reads fail, which was logged."""
     attempt: Attempt | None = None
     """The one before, while the next commands are an attempt."""
-    told: int = -1
-    """The offset of the next command to decide, as the group was told it."""
+    reported: int = -1
+    """The offset of the next command to decide, as it was last committed to the group."""
     _timer: tuple[float, Callable[[], Action | None]] | None = None
 
     @property
@@ -59,7 +59,7 @@ class Partition:
 
     def serve(self, offset: int, attempt: Attempt) -> None:
         """A new epoch: its commands are those from this offset on."""
-        self.next_offset, self.gap, self.attempt, self.told = offset, None, attempt, -1
+        self.next_offset, self.gap, self.attempt, self.reported = offset, None, attempt, -1
 
     def next_batch(self, now: float) -> list[Received] | None:
         """The commands to decide now: as many as the writer has room for, perhaps none; None if there is nothing to do."""

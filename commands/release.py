@@ -58,7 +58,7 @@ def alive(admin: Admin, prefix: str) -> list[str]:
 
 
 def decided(admin: Admin, settings: Settings) -> dict[int, int]:
-    """By partition, how far this release's handlers have told that they are. Raises KafkaUnavailable, KafkaException."""
+    """By partition, how far this release's handlers have decided, as they reported it. Raises KafkaUnavailable, KafkaException."""
     group = ConsumerGroupTopicPartitions(group_of(settings.group_prefix))
     found = admin.ask(
         lambda client, within_s: [

@@ -26,18 +26,12 @@ from infra.settings import Settings
 from projections.engine.store.command_types import CommandType, live_types, own_types
 from projections.engine.store.event_types import foldable_types, own_event_types
 from projections.engine.views.binary_arrays import texts, uuids
-from projections.engine.views.core_views import (
-    OUTCOMES,
-    OUTCOMES_VERSION,
-    command_key,
-    snapshot_view_name,
-)
-
-AGENT = "core"
+from projections.engine.views.core_views import OUTCOMES, OUTCOMES_VERSION, command_key, snapshot_view_name
+from projections.engine.views.view import CORE
 
 
 class SnapshotReader:
-    """Reads snapshots over one connection, which is made again when it was lost. Not thread-safe.
+    """Reads snapshots over one connection, which is replaced when it was lost. Not thread-safe.
 
     All its methods raise DatabaseUnavailable while PostgreSQL is, and other named errors.
     """
@@ -109,7 +103,7 @@ class SnapshotReader:
             if snapshot_view_name(context) in self._tables:
                 by_context[context].append(stream)
         parameters: list[Any] = [texts(names) for names in by_context.values()]
-        parameters += [AGENT, self._events_topic, AGENT]
+        parameters += [CORE, self._events_topic, CORE]
         asked = list(outcomes)
         outcomes_table = self._tables.get(OUTCOMES) if asked else None
         if outcomes_table:

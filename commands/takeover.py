@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from confluent_kafka import KafkaException, TopicPartition
 
 from commands import release
-from commands.snapshots import AGENT, SnapshotReader
+from commands.snapshots import SnapshotReader
 from commands.writer import Action, Load, ReadLog, Refuse, Snapshot, Wait, Writer
 from infra.archive.manifest import ends_of
 from infra.archive.whole_log import read_range
@@ -20,6 +20,7 @@ from infra.settings import Settings
 from projections.engine.store.command_types import CommandType, make_types_live
 from projections.engine.store.positions import live_set
 from projections.engine.views.core_views import agent_views, code_set
+from projections.engine.views.view import CORE
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +118,7 @@ class Takeover:
             )
         if snapshot.unrecorded:
             with self._read_model.session() as db:
-                if live_set(db, AGENT) != code_set(agent_views(AGENT)):  # then agents may not fold all of its events
+                if live_set(db, CORE) != code_set(agent_views(CORE)):  # then agents may not fold all of its events
                     return Wait(
                         "other views are live than this code's: `samefold rebuild` with this code switches to its own"
                     )

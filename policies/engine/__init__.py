@@ -7,6 +7,10 @@ parameter `event` declares the subscription:
 
 `policies/public.py`, if it is there, has `VERSION` and `publish(event: A | B, at: At) -> Iterable[Public]`.
 
+A wish's way: `worker` (which events) → `outbox` (its row) → `relay` and `sender` for a command, `posts` and `webhooks` for a post.
+A public event's way: `publisher` → `publishing` → `public_schema`. `activations` says which version reacts, `operate` is for
+operators, `process` runs all but the publisher.
+
 Samefold's: an update replaces it.
 """
 

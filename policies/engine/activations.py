@@ -303,11 +303,7 @@ def remove(settings: Settings, name: str) -> Activation:
 
 
 def _activate(
-    settings: Settings,
-    policy: str,
-    version: int,
-    require: Callable[[Connection, int], None],
-    progress: Progress,
+    settings: Settings, policy: str, version: int, require: Callable[[Connection, int], None], progress: Progress
 ) -> Activation:
     """Let this version react from the policy's positions on. `require` gets the live version, and raises where it may not."""
     with session(settings, "samefold policies", short_transactions=True) as connection:
@@ -343,7 +339,7 @@ def _activate(
 def _end_of_events(
     settings: Settings, connection: Connection, topic: topics.Topic, progress: Progress
 ) -> dict[int, Reading]:
-    """The position at the topic's end, found by reading what the core agent has not read: it may be away, or stand still."""
+    """The position at the topic's end, found by reading what the core agent has not read, which may be much."""
     core = read_positions(connection, CORE, topic.name)
     end = dict(core.readings) if core else dict.fromkeys(range(topic.partitions), START)
     progress.begin("events", sum(topic.end.values()) - sum(at.next_offset for at in end.values()))

@@ -241,8 +241,8 @@ def wish(settings: Settings, ident: str) -> dict[str, Any]:
 def retry(settings: Settings, which: Which, advance: Callable[[int], object] = lambda _: None) -> tuple[int, int]:
     """Have dead letters sent again, rejected commands under new ids, in the order of their events: how many are, and can't be.
 
-    STEP of them at once; `advance` is told of each step. With ids it is all or none of them, unless they change meanwhile.
-    Raises NoSuchWish, NotDead, DatabaseUnavailable.
+    STEP of them at once; `advance` gets the number of each step's wishes. With ids it is all or none of them, unless they
+    change meanwhile. Raises NoSuchWish, NotDead, DatabaseUnavailable.
     """
     if which.ids is not None:
         _require_dead(settings, which.ids)
@@ -262,7 +262,7 @@ def retry(settings: Settings, which: Which, advance: Callable[[int], object] = l
 def drop(settings: Settings, which: Which, advance: Callable[[int], object] = lambda _: None) -> int:
     """Remove wishes: how many. What may have been sent stays until its outcome has come, which leads to nothing.
 
-    STEP of them at once; `advance` is told of each step. Raises DatabaseUnavailable.
+    STEP of them at once; `advance` gets the number of each step's wishes. Raises DatabaseUnavailable.
     """
     dropped = 0
     for connection, ids in _steps(settings, which):

@@ -4,7 +4,7 @@ A row has two halves. The wish comes from an event of the policy's subscription;
 command got, accepted or rejected. They may be read in either order: from other partitions, or again after a database was restored.
 Each half is upserted under the command's id, which puts two processes in order too. When both halves are there, the row is deleted
 and its `then` or `otherwise` becomes a row of its own, in the same transaction; when that has ended too, its `later`. A rejection
-that nobody expects stays as a dead letter. So the outbox is a function of the policy's positions, but for what the relay and
+that is not expected stays as a dead letter. So the outbox is a function of the policy's positions, but for what the relay and
 operators write (sent_at, attempts, dead letters that Kafka refused, commands that are sent again) and the time of a `later`.
 """
 

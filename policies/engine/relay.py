@@ -24,6 +24,7 @@ import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message
 from msgspec import UNSET
 
+from commands.append import produce
 from infra.archive.whole_log import read_range
 from infra.database.connect import Connection, DatabaseUnavailable, session
 from infra.log import clients, topics
@@ -273,14 +274,10 @@ class Relay:
             depth=row.depth or UNSET,
             by=f"policy:{row.policy}",
         )
+        assert self._topic is not None, "it serves"
         producer = self._producer.now
         try:
-            producer.produce(
-                self.settings.commands_topic,
-                encode(command),
-                row.target.encode(),
-                on_delivery=partial(self._reported, row),
-            )
+            produce(producer, self._topic, command, encode(command), partial(self._reported, row))
             reach("wish sent")
         except BufferError:
             self._reported(row, KafkaError(KafkaError._QUEUE_FULL), None)

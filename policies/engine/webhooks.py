@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from functools import partial
@@ -86,20 +86,10 @@ class Answer(NamedTuple):
 
 
 class Webhooks:
-    """Posts what is due. `clock` takes the place of the database's time, if it is not None.
+    """Posts what is due. Its constructor raises MasterKeyUnusable, where bodies may have personal values."""
 
-    Its constructor raises MasterKeyUnusable, where bodies may have personal values.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        name: str,
-        *,
-        clock: Callable[[], datetime | None] = lambda: None,
-    ) -> None:
+    def __init__(self, settings: Settings, name: str) -> None:
         self._settings = settings
-        self.clock = clock
         self.status = logs.StatusLog(log, name)
         self._posts = _Session(settings, f"samefold {name} webhooks", self.status, "the database is available again")
         self._keys = Keys(settings) if settings.webhooks and has_personal_fields() else None
@@ -135,9 +125,6 @@ class Webhooks:
                 self._posts.end()
                 self._opening.end()
 
-    def now(self) -> datetime:
-        return self.clock() or datetime.now(UTC)
-
     def kick(self) -> None:
         """Look for posts now: there are new ones. Any thread may call this."""
         if loop := self._loop:
@@ -157,7 +144,7 @@ class Webhooks:
 
     async def _report_unknown(self) -> None:
         """Report which endpoints posts wait for that the settings don't name. Another process may have them."""
-        told: set[str] = set()
+        reported: set[str] = set()
         while True:
             unknown = await self.asked(posts.endpoints) - self._settings.webhooks.keys()
             metrics.WEBHOOK_UNKNOWN_ENDPOINTS.set(len(unknown))
@@ -167,9 +154,9 @@ class Webhooks:
                     f"posts wait for endpoint '{name}', which SAMEFOLD_WEBHOOKS does not name here. Add it and start this process "
                     f"again, or drop them: `samefold outbox drop --all --endpoint {name}`",
                 )
-            for name in told - unknown:
+            for name in reported - unknown:
                 self.status.well(f"no endpoint {name}", f"nothing waits for endpoint '{name}' any more")
-            told = unknown
+            reported = unknown
             await asyncio.sleep(POLL_S)
 
 
@@ -242,7 +229,8 @@ class _Queue:
         """The last attempt had no answer: the endpoint's name may not resolve."""
         self._signer = Webhook(endpoint.secret.get_secret_value())
         self._sending: dict[Lane, asyncio.Task[None]] = {}
-        self._quiet_until = webhooks.now()
+        self._quiet_until = 0.0
+        """By the monotonic clock: until then the endpoint wants nothing (Retry-After)."""
 
     async def run(self) -> None:
         while True:
@@ -262,12 +250,12 @@ class _Queue:
                 task.result()
 
     def _is_quiet(self) -> bool:
-        return self._webhooks.is_ending or self._webhooks.now() < self._quiet_until
+        return self._webhooks.is_ending or time.monotonic() < self._quiet_until
 
     async def _claim(self, most: int) -> None:
         """Claim so many lanes, the longest due first, and begin to deliver them."""
         lease_s = TURN_S + self._endpoint.timeout_s + TURN_S  # the last one, to record its last answer
-        claim = partial(posts.claim, endpoint=self._name, most=most, lease_s=lease_s, now=self._webhooks.clock())
+        claim = partial(posts.claim, endpoint=self._name, most=most, lease_s=lease_s)
         # the turn begins with the lease: until then the claim may have waited behind others
         until, claimed = await self._webhooks.asked(lambda connection: (time.monotonic() + TURN_S, claim(connection)))
         for lane, post in claimed:
@@ -283,7 +271,7 @@ class _Queue:
         with suppress(SamefoldError, TimeoutError):
             async with asyncio.timeout(TURN_S):
                 for lane in [lane for lane, task in self._sending.items() if task.cancelled()]:
-                    await self._webhooks.asked(partial(posts.release, lane=lane, now=self._webhooks.clock()))
+                    await self._webhooks.asked(partial(posts.release, lane=lane))
 
     async def _deliver(self, lane: Lane, post: PendingPost | None, until: float) -> None:
         """Post what is in the lane, in order, up to the first one that is to be tried later."""
@@ -304,9 +292,7 @@ class _Queue:
                 self._webhooks.status.well(f"endpoint {self._name}", f"endpoint '{self._name}' takes posts again")
                 post = await self._webhooks.asked(partial(posts.delivered, lane=lane, post=post))
             elif (delay_s := self._failed(post, answer)) is not None:
-                clock = self._webhooks.clock
-                later = partial(posts.try_later, lane=lane, post=post, delay_s=delay_s, now=clock())
-                await self._webhooks.asked(later)
+                await self._webhooks.asked(partial(posts.try_later, lane=lane, post=post, delay_s=delay_s))
                 return
             else:
                 gave_up = f"{DeadReason.GAVE_UP}: attempt {post.attempts + 1}"
@@ -315,26 +301,26 @@ class _Queue:
                 if was_buried:
                     log.error("post %s to endpoint '%s' is a dead letter: %s", post.id, self._name, dead)
                 post = following
-        await self._webhooks.asked(partial(posts.release, lane=lane, now=self._webhooks.clock()))
+        await self._webhooks.asked(partial(posts.release, lane=lane))
 
     def _failed(self, post: PendingPost, answer: Answer) -> float | None:
-        """Tell of it. Returns the seconds until the next attempt, None if there is none."""
-        told = f"endpoint '{self._name}' did not take post {post.id}: {answer.why}"
-        self._webhooks.status.wrong(f"endpoint {self._name}", told, answer.result)
+        """Log it. Returns the seconds until the next attempt, None if there is none."""
+        what = f"endpoint '{self._name}' did not take post {post.id}: {answer.why}"
+        self._webhooks.status.wrong(f"endpoint {self._name}", what, answer.result)
         if answer.retry_after_s:
-            self._quiet_until = self._webhooks.now() + timedelta(seconds=answer.retry_after_s)
+            self._quiet_until = time.monotonic() + answer.retry_after_s
         if answer.result is Result.GONE or post.attempts >= len(DELAYS_S):
             return None
         return max(DELAYS_S[post.attempts] * random.uniform(1, 1 + JITTER), answer.retry_after_s)
 
     async def _attempt(self, post: PendingPost) -> Answer:
-        now = self._webhooks.now()
+        now = datetime.now(UTC)
         headers = {
             "content-type": "application/json",
             "user-agent": "samefold",
             "webhook-id": post.id,
             "webhook-timestamp": str(int(now.timestamp())),
-            "webhook-signature": self._signer.sign(post.id, now.astimezone(UTC), post.body),
+            "webhook-signature": self._signer.sign(post.id, now, post.body),
         }
         url, content = self._endpoint.url.get_secret_value(), post.body.encode()
         answer: Answer | None = None

@@ -2,7 +2,7 @@
 
 A subject's key is made when a value of theirs is sealed for the first time. Of several, made at once, the one that stands first in
 the topic is used by all. A subject is forgotten by a record that compaction keeps for ever, so that a restored database meets it
-too. It dominates: every key of the subject is void, those that come later too, and whoever copies the record destroys the keys.
+too. It is stronger than every key of the subject, later ones included: they are void, and each copy of the record destroys them.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Keys:
         """The master keys that were checked last."""
         self._settings = settings
         self._lock = threading.RLock()
-        """Held by who uses the clients of Kafka."""
+        """Held while the clients of Kafka are used."""
         self._admin = topics.Admin(settings)
         self._topic: topics.Topic | None = None
         self._consumer: Consumer | None = None
@@ -189,9 +189,8 @@ class Keys:
             if self._next is None:  # all that come while another turn lasts ask Kafka once
                 subjects = set[str]()
                 self._next = subjects, (turn := asyncio.ensure_future(self._in_turn(subjects)))
-                turn.add_done_callback(
-                    lambda done: done.cancelled() or done.exception()
-                )  # even if nobody waits any more
+                # asyncio would log an error that no request waits for any more
+                turn.add_done_callback(lambda done: done.cancelled() or done.exception())
             subjects, made = self._next
             subjects.add(subject)
             try:

@@ -288,10 +288,10 @@ def test_watchers_with_rules_of_one_shape_are_read_in_one_query(api: Api, monkey
     rounds: list[tuple[int, set[Any]]] = []
     by_keys = ViewReader.by_keys
 
-    async def counted(self: ViewReader, view: Any, keys: Any, streams: Any = (), only: Any = ()) -> Any:
+    async def counted(self: ViewReader, view: Any, keys: Any, only: Any = ()) -> Any:
         if view.name == "balances":
             rounds.append((len(keys), {one.shape for one in only}))
-        return await by_keys(self, view, keys, streams, only)
+        return await by_keys(self, view, keys, only)
 
     name = opened(api, "ada")
     monkeypatch.setattr(ViewReader, "by_keys", counted)

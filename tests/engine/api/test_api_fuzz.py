@@ -209,20 +209,6 @@ def test_the_document_s_own_examples_work(document: Document, asked: Asked) -> N
     assert not {400, 422} & (asked.statuses - before).keys()
 
 
-def test_what_the_document_links_to_takes_what_it_is_given(document: Document) -> None:
-    by_id = {one["operationId"]: one for item in document["paths"].values() for one in item.values()}
-    links = [
-        link
-        for operation in by_id.values()
-        for response in operation["responses"].values()
-        for link in response.get("links", {}).values()
-    ]
-    assert len(links) > 20
-    for link in links:
-        taken = {f"{one['in']}.{one['name']}" for one in by_id[link["operationId"]]["parameters"]}
-        assert link["parameters"].keys() <= taken
-
-
 def test_states_that_are_sent_live_are_as_the_document_has_them(document: Document, api: Api, asked: Asked) -> None:
     opened = api.open("somebody")
     asked.told.append(told("accounts/somebody", "somebody", opened.status_code, opened.json()))
