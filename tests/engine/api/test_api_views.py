@@ -259,6 +259,7 @@ def test_an_answer_waits_for_what_the_caller_has_seen(api: Api, shared_world: Se
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("api")
 def test_readers_beyond_the_bound_get_429(shared_world: Settings) -> None:
     with served(shared_world.model_copy(update={"api_max_waiting": 1})) as small, ThreadPoolExecutor(1) as pool:
         path = f"/views/balances?after={Token.of(small.services.stores.topics()[1].id, {0: 10**12})}"
