@@ -17,11 +17,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+import httpx
 import pytest
 
-from tests.engine.api.front import free_port, is_ready
+from tests.engine.api.front import free_port
 from tests.engine.tools.service_trees import SAMEFOLD, Tree
-from tools.testing.waiting import until
+from tools.testing.waiting import DEADLINE_S, until
 
 READS = {"history", "outbox", "policies"}
 
@@ -61,8 +62,10 @@ class Author:
 
     def type(self, line: str, expected: str) -> None:
         words = shlex.split(line)
-        if words in (["samefold", "dev", "run"], ["make", "run"]):
+        if words == ["samefold", "dev", "run"]:
             self.restart()
+        elif words == ["make", "run"]:
+            self.restart("live")  # it is ready when what the page types next has made its views live
         elif words == ["make", "check"]:
             self.service.check("-m", "not integration")
         elif words[0] == "source":
@@ -100,11 +103,12 @@ class Author:
     def require(self, shown: str, expected: str) -> None:
         assert not expected or matches(shown, expected), f"{shown}\n{expected}"
 
-    def restart(self) -> None:
-        """One Ctrl-C in the other terminal, if it runs there, and `samefold dev run` again, until it is ready."""
+    def restart(self, until_it_is: Literal["live", "ready"] = "ready") -> None:
+        """One Ctrl-C in the other terminal, if it runs there, and `samefold dev run` again, until it is live or ready."""
         self.stop()
         self.running = self._begin(["dev", "run"], self.log, "ab")
-        until(lambda: is_ready(f"http://127.0.0.1:{self.port}"), "the service is ready")
+        health = f"http://127.0.0.1:{self.port}/health/{until_it_is}"
+        until(lambda: is_fine(health), f"the service is {until_it_is}")
 
     def stop(self) -> None:
         if self.running is not None:
@@ -123,6 +127,13 @@ class Author:
             return subprocess.Popen(
                 command, cwd=self.service.folder, env=self.service.environment, stdout=file, stderr=file
             )
+
+
+def is_fine(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=DEADLINE_S).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
