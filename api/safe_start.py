@@ -21,7 +21,7 @@ def require_safe(settings: Settings, host: str) -> None:
     if settings.auth == "off" and not is_loopback(host):
         raise ListensToAll(
             f"The API would listen on {host}, beyond this machine, and answer everybody there: SAMEFOLD_AUTH is off.",
-            "Set SAMEFOLD_AUTH=jwt (docs/access.md), or SAMEFOLD_AUTH=in-front if something in front asks who comes in.",
+            "Set SAMEFOLD_AUTH=jwt (docs/access.md), or SAMEFOLD_AUTH=in-front if a gateway decides who may pass.",
         )
     if settings.auth != "jwt":
         return

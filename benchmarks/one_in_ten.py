@@ -9,11 +9,15 @@ import logging
 import time
 from collections.abc import Iterable
 
+import msgspec
+
 from domain.accounts import AccountOpened, Deposit, MoneyDeposited, MoneyWithdrawn
 from infra.database.connect import connect
+from infra.log import clients, topics
+from infra.log.rule import START
 from infra.settings import Settings
 from policies.engine import At, Send
-from policies.engine.activations import switch
+from policies.engine.activations import APPEND_S, EVER, ActivationRecord, resume
 from policies.engine.policy import Policy
 from policies.engine.process import Policies
 from projections.balances import VERSION
@@ -31,12 +35,23 @@ POLICY = Policy("one_in_ten", 1, react, frozenset({AccountOpened, MoneyDeposited
 
 
 def begin(settings: Settings) -> Policies:
-    switch(settings, POLICY)  # while nothing is folded: a policy that comes later has no part in the past
+    _make_live(settings)
     with connect(settings, "samefold bench") as connection:
         log.info("waits for 'balances'")
         while not connection.execute("select 1 from live where view = 'balances' and version = %s", [VERSION]).rowcount:
             time.sleep(0.005)
     return Policies(settings, [POLICY], POLICY.name)
+
+
+def _make_live(settings: Settings) -> None:
+    """From the first event on, as if it had been live before there were any: `switch` begins at the log's end."""
+    events = topics.describe(settings, settings.events_topic)
+    start = dict.fromkeys(range(events.partitions), START)
+    activation = msgspec.json.encode(ActivationRecord(POLICY.name, 1, POLICY.version, start, events.id))
+    topics.ensure_policies(settings)
+    kept = [(POLICY.name.encode(), activation)]
+    clients.append_all(settings, clients.producer(settings), settings.policies_topic, kept, APPEND_S)
+    resume(settings, POLICY.name, EVER)
 
 
 if __name__ == "__main__":

@@ -220,11 +220,11 @@ class Settings(BaseSettings):
 
     auth: Literal["off", "jwt", "in-front"] = Field(
         "off",
-        description="Whom the API answers: with jwt who shows a token, with off everybody on this machine, with in-front whoever "
-        "reaches it: something in front asks who comes in",
+        description="Which callers the API accepts. jwt: those with a token; off: all on this machine; in-front: all that reach "
+        "it, because a gateway in front of it decides who may pass",
     )
-    jwt_issuer: str | None = Field(None, description="Who issues the tokens: their iss, to the letter")
-    jwt_audience: str | None = Field(None, description="Whom the tokens are for: their aud names it")
+    jwt_issuer: str | None = Field(None, description="The issuer of the tokens: exactly their iss")
+    jwt_audience: str | None = Field(None, description="The audience of the tokens: their aud")
     jwt_keys: str | None = Field(
         None, description="URL or file of the issuer's keys (JWKS); without it the issuer's own metadata tell where"
     )
@@ -238,7 +238,9 @@ class Settings(BaseSettings):
         description="Where the archive is: a folder, or a URL that fsspec knows; by default archive in the data folder",
     )
     archive_restore_days: float = Field(
-        30, ge=0, description="How far back a database may be restored: younger archive files are never trimmed on"
+        30,
+        ge=0,
+        description="How many days back a database may be restored: records that were archived later stay in Kafka",
     )
 
     webhooks: Annotated[dict[EndpointName, Endpoint], NoDecode, BeforeValidator(_json)] = Field(
@@ -351,6 +353,21 @@ class Settings(BaseSettings):
         """Files of secrets that every user of this machine may read."""
         files = [getattr(self, f"{name}_file") for name in SECRETS] + [self.master_key_file]
         return [file for file in files if file and file.exists() and file.stat().st_mode & 0o004]
+
+    def require_webhooks_read(self) -> None:
+        """Raises BadSettings if only an earlier release would have read the endpoints of webhooks.
+
+        It read all files of the folder SAMEFOLD_SECRETS_DIR. Now processes would start, and all posts would wait.
+        """
+        if self.webhooks or self.webhooks_file:
+            return
+        others = [file for name in SECRETS if (file := getattr(self, f"{name}_file"))]
+        for file in (other.parent / f"{PREFIX.lower()}webhooks" for other in others):
+            if file.exists():
+                raise BadSettings(
+                    f"The file {file} is not read: {PREFIX}SECRETS_DIR is no setting any more.",
+                    f"Set {PREFIX}WEBHOOKS_FILE={file}, or remove the file.",
+                )
 
     @classmethod
     def settings_customise_sources(

@@ -1,6 +1,7 @@
 """`samefold doctor`: checks this machine, and says what to do."""
 
 import os
+import platform
 import shutil
 import sys
 import time
@@ -9,10 +10,28 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.errors import NotConfigured, SamefoldError, in_words
-from infra.settings import PREFIX, Settings
+import psycopg
 
-MIN_PYTHON = (3, 11)
+from commands.release import decided
+from domain.engine.contexts import has_personal_fields
+from domain.engine.personal.masters import masters
+from infra.archive.manifest import ends_of
+from infra.archive.store import opened
+from infra.database.connect import DatabaseBehind, DatabaseRefused, session
+from infra.errors import NotConfigured, SamefoldError, in_words
+from infra.log.clients import KafkaRefused
+from infra.log.topics import Admin, TopicMissing, check, describe, existing
+from infra.processes.java import find_java
+from infra.settings import PREFIX, Settings
+from infra.tls import unprotected
+from policies.engine.activations import held_policies
+from projections.engine.rebuild.switch import hand_made, pointers
+from projections.engine.store.positions import AGENTS, stopped_views
+from spark_jobs import jars
+from tools.dev.postgres import VERSION, binaries
+from tools.dev.stack import Stack
+from tools.scaffold.copying import MANIFEST, changed
+
 MIN_DISK_GB = 2
 KAFKA_S = 5.0
 STILL_S = 7.0
@@ -39,7 +58,7 @@ def examine() -> list[Finding]:
         return [*findings, Finding("settings", False, error.message, error.hint)]
     changed = ", ".join(sorted(settings.model_fields_set)) or "all defaults"
     findings.append(Finding("settings", True, f"{changed} ({len(type(settings).model_fields)} in all)"))
-    of_settings = {"who asks": _who_asks, "files of secrets": _secrets, "data folder": _data_folder}
+    of_settings = {"callers": _callers, "files of secrets": _secrets, "data folder": _data_folder}
     of_settings |= {"development stack": _stack, "TLS": _tls, "Kafka": _kafka, "PostgreSQL": _database}
     findings += [_look(name, look, settings) for name, look in of_settings.items()]
     if all(found.ok for found in findings[-2:]):  # else it would only repeat that Kafka or PostgreSQL is unavailable
@@ -60,51 +79,41 @@ def _look(name: str, look: Callable[..., str], *settings: Settings) -> Finding:
 
 
 def _python() -> str:
-    version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info < MIN_PYTHON:
-        raise Unfit(f"{version} is too old.", f"Install Python {'.'.join(map(str, MIN_PYTHON))} or newer.")
-    return f"{version} ({sys.executable})"
+    return f"{platform.python_version()} ({sys.executable})"
 
 
 def _java() -> str:
-    from infra.processes.java import find_java
-
     java = find_java()
     return f"{java.major} ({java.path})"
 
 
 def _jars() -> str:
-    from spark_jobs import jars
-
     jars.classpath()
     return f"{jars.KAFKA}, {len(jars.locked())} jars ({jars.FOLDER})"
 
 
 def _binaries() -> str:
-    from tools.dev.postgres import VERSION, binaries
-
     return f"{VERSION} ({binaries()})"
 
 
 def _files() -> str:
     """Changed ones are no fault: an update merges them."""
-    from tools.scaffold.copying import MANIFEST, changed
-
     found = changed(Path(__file__).parents[1])
     if found is None:
         return f"this is Samefold itself (no {MANIFEST})"
     return f"{len(found)} changed here: {', '.join(found)}" if found else "none changed here"
 
 
-def _who_asks(settings: Settings) -> str:
+def _callers(settings: Settings) -> str:
     if settings.auth == "jwt":
-        return f"callers with tokens of {settings.jwt_issuer}"
+        return f"those with a token of {settings.jwt_issuer}"
     if settings.auth == "in-front":
-        return "something in front of the API does (SAMEFOLD_AUTH=in-front): it lets in whoever reaches it"
-    return "nobody (SAMEFOLD_AUTH=off), and the API listens on this machine only"
+        return "all that reach the API (SAMEFOLD_AUTH=in-front): a gateway in front of it must decide who may pass"
+    return "all on this machine (SAMEFOLD_AUTH=off)"
 
 
 def _secrets(settings: Settings) -> str:
+    settings.require_webhooks_read()
     if exposed := settings.exposed_files():
         raise Unfit(
             f"Every user of this machine may read {', '.join(map(str, exposed))}.",
@@ -115,19 +124,17 @@ def _secrets(settings: Settings) -> str:
 
 def _data_folder(settings: Settings) -> str:
     folder = settings.data_dir.resolve()
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise Unfit(f"{existing} can't be written to.", "Set SAMEFOLD_DATA_DIR to a folder of yours.")
-    free = shutil.disk_usage(existing).free / 1e9
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise Unfit(f"{nearest} can't be written to.", "Set SAMEFOLD_DATA_DIR to a folder of yours.")
+    free = shutil.disk_usage(nearest).free / 1e9
     if free < MIN_DISK_GB:
-        raise Unfit(f"Only {free:.1f} GB are free in {existing}.", f"Free {MIN_DISK_GB} GB, or set SAMEFOLD_DATA_DIR.")
+        raise Unfit(f"Only {free:.1f} GB are free in {nearest}.", f"Free {MIN_DISK_GB} GB, or set SAMEFOLD_DATA_DIR.")
     return f"{folder}, {free:.0f} GB free"
 
 
 def _stack(settings: Settings) -> str:
     """That it is down is no fault: the settings may name another Kafka and PostgreSQL."""
-    from tools.dev.stack import Stack
-
     if not settings.data_dir.is_dir():
         return "never started here (`samefold dev up` starts it)"
     status = Stack(settings.data_dir).status()
@@ -144,11 +151,9 @@ def _stack(settings: Settings) -> str:
 
 
 def _tls(settings: Settings) -> str:
-    from infra.tls import unprotected
-
     if found := [*unprotected(settings)]:
         raise Unfit(f"{'; '.join(found)}.", "docs/on-the-wire.md shows how.")
-    return "whatever leaves this machine is encrypted, and its server's name is verified"
+    return "all connections that leave this machine are encrypted, and the names of servers are verified"
 
 
 def _not_yet(variable: str) -> str:
@@ -157,8 +162,6 @@ def _not_yet(variable: str) -> str:
 
 
 def _kafka(settings: Settings) -> str:
-    from infra.log.topics import Admin
-
     if settings.kafka_bootstrap is None:
         return _not_yet("KAFKA_BOOTSTRAP")
     metadata = Admin(settings, KAFKA_S).ask(lambda client, within_s: client.list_topics(timeout=within_s))
@@ -167,8 +170,6 @@ def _kafka(settings: Settings) -> str:
 
 
 def _topics(settings: Settings) -> str:
-    from infra.log.topics import Admin, check, existing
-
     if settings.kafka_bootstrap is None:
         return _not_yet("KAFKA_BOOTSTRAP")
     admin = Admin(settings, KAFKA_S)
@@ -178,11 +179,6 @@ def _topics(settings: Settings) -> str:
 
 
 def _database(settings: Settings) -> str:
-    import psycopg
-
-    from infra.database.connect import session
-    from projections.engine.rebuild.switch import hand_made, pointers
-
     if settings.database_url is None:
         return _not_yet("DATABASE_URL")
     by_hand = list[str]()
@@ -201,11 +197,6 @@ def _database(settings: Settings) -> str:
 
 def _archive(settings: Settings) -> str:
     """That there is none is no fault, as long as Kafka holds the whole log."""
-    from infra.archive.manifest import ends_of
-    from infra.archive.store import opened
-    from infra.database.connect import session
-    from infra.log.topics import TopicMissing, describe
-
     if settings.kafka_bootstrap is None or settings.database_url is None:
         return "not checked: Kafka or PostgreSQL is not configured yet"
     try:
@@ -228,12 +219,6 @@ def _archive(settings: Settings) -> str:
 
 def _still(settings: Settings) -> str:
     """Compares two looks at who has something to do, and names the views that have stopped."""
-    from commands.release import decided
-    from infra.database.connect import DatabaseBehind, DatabaseRefused, session
-    from infra.log.clients import KafkaRefused
-    from infra.log.topics import Admin, TopicMissing, describe
-    from policies.engine.activations import held_policies
-    from projections.engine.store.positions import AGENTS, stopped_views
 
     def look() -> set[tuple[str, int, int]]:
         commands, events = (describe(settings, topic).end for topic in (settings.commands_topic, settings.events_topic))
@@ -266,14 +251,11 @@ def _still(settings: Settings) -> str:
             )
     except (NotConfigured, TopicMissing, DatabaseBehind, DatabaseRefused, KafkaRefused) as error:
         return f"not checked: {error.message}"
-    return "nobody"
+    return "nothing"
 
 
 def _personal(settings: Settings) -> str:
     """The master key; their topic is checked with the others."""
-    from domain.engine.contexts import has_personal_fields
-    from domain.engine.personal.masters import masters
-
     try:
         if not has_personal_fields():
             return "no field is personal"

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text as RichText
 
@@ -77,7 +77,6 @@ class Stages:
             disable=quiet,
             transient=not sys.stderr.isatty(),
         )
-        self._task: TaskID | None = None
 
     def __enter__(self) -> Stages:
         return self
@@ -85,32 +84,28 @@ class Stages:
     def __exit__(self, *error: object) -> None:
         if error[0] is None:
             self._end()
-        if self._task is not None:
+        if self._bar.tasks:
             self._bar.stop()
 
     def begin(self, stage: str, total: int | None = None) -> None:
         """The stage before has ended; this one has so many steps, if that is known."""
         self._end()
         self._bar.start()  # not before: a bar without a stage leaves an empty line
-        self._task = self._bar.add_task(stage, total=total, done="", left="")
+        self._bar.add_task(stage, total=total, done="", left="")
 
     def advance(self, count: int) -> None:
-        if self._task is None:
+        if not self._bar.tasks:
             return
-        self._bar.advance(self._task, count)
-        task = self._now(self._task)
+        task = self._bar.tasks[-1]
+        self._bar.advance(task.id, count)
         of = f" of {task.total:,.0f}" if task.total else ""
         speed = f", {task.speed:,.0f}/s" if task.speed and task.completed > 1 else ""
         left = f"{timedelta(seconds=task.time_remaining)} left" if task.time_remaining else ""
-        self._bar.update(self._task, done=f"{task.completed:,.0f}{of}{speed}", left=left)
+        self._bar.update(task.id, done=f"{task.completed:,.0f}{of}{speed}", left=left)
 
     def _end(self) -> None:
-        if self._task is not None:
-            total = self._now(self._task).total
-            self._bar.update(self._task, total=total or 1, completed=total or 1, left="")
-
-    def _now(self, task: TaskID) -> Task:
-        return next(one for one in self._bar.tasks if one.id == task)
+        for task in self._bar.tasks[-1:]:
+            self._bar.update(task.id, total=task.total or 1, completed=task.total or 1, left="")
 
 
 @contextmanager

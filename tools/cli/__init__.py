@@ -1,8 +1,10 @@
 """The command line, `samefold`. Samefold's: an update replaces it.
 
-Each module of this package, and each `cli.py` in a folder next to `tools` such as `demo`, holds one group of commands. Modules are
-found by presence and have a function `register(app: typer.Typer) -> None`. They import heavy modules inside their commands, since
-every command pays for the imports of all.
+Each module of this package holds the command, or the group of commands, of its name: `app`. It is imported when that command is
+run, or its own help asked for.
+
+A `cli.py` in a folder next to `tools`, such as `demo`, adds commands with a function `register(app: typer.Typer) -> None`. It is
+found by presence, and imports heavy modules inside its commands: every command pays for its imports.
 
 Exit codes:
     0    done
@@ -11,15 +13,18 @@ Exit codes:
     130  interrupted
 """
 
+import ast
 import sys
 import traceback
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 from tempfile import NamedTemporaryFile
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
+from typer.main import get_command
 
 from infra.errors import SamefoldError, in_words, printable
 
@@ -36,22 +41,42 @@ StreamName = Annotated[str, typer.Argument(help="A stream's name, e.g. rooms/12.
 ViewName = Annotated[str, typer.Argument(help="A view.")]
 
 
+class OfModule(TyperCommand):
+    """A command of this package, whose module is imported when the command is run or its own help is asked for."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        """Of the module's command, in place of this one."""
+        return get_command(import_module(f"{__name__}.{self.name}").app).make_context(*arguments, **options)
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """For the list of commands: from the docstring of the module's function of its name, or of the module."""
+        module = ast.parse(Path(__file__).with_name(f"{self.name}.py").read_text())
+        functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
+        self.help = ast.get_docstring(functions.get(str(self.name), module))
+        return super().get_short_help_str(limit)
+
+
+def new_app(doc: str | None = None, **options: Any) -> typer.Typer:
+    """For a module's commands. The help of a group of commands is the module's docstring, of one command the function's."""
+    return typer.Typer(help=doc, add_completion=False, rich_markup_mode=None, **options)
+
+
 def build() -> typer.Typer:
     """The application with all its commands."""
-    app = typer.Typer(
+    app = new_app(
+        "The same fold, live and rebuilt, applied once.",
         name="samefold",
-        help="The same fold, live and rebuilt, applied once.",
         epilog="Exit codes: 0 done, 1 an error or a difference found, 2 wrong usage or settings, 130 interrupted.",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
-        rich_markup_mode=None,
     )
-    groups = {found.name: f"{__name__}.{found.name}" for found in iter_modules(__path__)}
     import_module("tools.former_names")
-    groups |= {file.parent.name: f"{file.parent.name}.cli" for file in Path(__file__).parents[2].glob("*/cli.py")}
-    for _, module in sorted(groups.items()):
-        import_module(module).register(app)
+    others = {file.parent.name for file in Path(__file__).parents[2].glob("*/cli.py")}
+    for name in sorted(others | {found.name for found in iter_modules(__path__)}):
+        if name in others:
+            import_module(f"{name}.cli").register(app)
+        else:
+            app.command(name, cls=OfModule)(lambda: None)
     return app
 
 

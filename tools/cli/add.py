@@ -1,16 +1,14 @@
-"""`samefold add context | event | command | view | policy`: write a new part of the service, with its test."""
+"""Write a new part of the service, with its test, and print the next steps."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from tools.scaffold.parts import Kind, Parts
-
-if TYPE_CHECKING:
-    from tools.scaffold.parts import Written
+from tools.cli import new_app
+from tools.scaffold.parts import Kind, Parts, Written
 
 Context = Annotated[str | None, typer.Option(help="The context that it belongs to; needed if there are several.")]
 Fields = Annotated[
@@ -18,23 +16,16 @@ Fields = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    group = typer.Typer(
-        help="Write a new part of the service, with its test, and print the next steps.", no_args_is_help=True
-    )
-    group.command()(context)
-    group.command()(event)
-    group.command()(command)
-    group.command()(view)
-    group.command()(policy)
-    app.add_typer(group, name="add")
+app = new_app(__doc__, no_args_is_help=True)
 
 
+@app.command()
 def context(name: Annotated[str, typer.Argument(help="In lower case and the plural, such as rooms.")]) -> None:
     """Write a bounded context, domain/NAME.py: an event, a command and a refusal to rename."""
     _print(_parts().context(name))
 
 
+@app.command()
 def event(
     name: Annotated[str, typer.Argument(help="What happened, such as RoomBooked.")],
     fields: Fields = None,
@@ -44,6 +35,7 @@ def event(
     _print(_parts().event(name, context, fields or []))
 
 
+@app.command()
 def command(
     name: Annotated[str, typer.Argument(help="What a client wants to happen, such as BookRoom.")],
     fields: Fields = None,
@@ -56,6 +48,7 @@ def command(
     _print(_parts().command(name, context, fields or [], event))
 
 
+@app.command()
 def view(
     name: Annotated[str, typer.Argument(help="In lower case, such as free_rooms.")],
     kind: Annotated[
@@ -67,6 +60,7 @@ def view(
     _print(_parts().view(name, context, kind))
 
 
+@app.command()
 def policy(
     name: Annotated[str, typer.Argument(help="In lower case, such as reminders.")], context: Context = None
 ) -> None:

@@ -1,28 +1,28 @@
-"""`samefold archive`: copy the log into Parquet files, and delete from Kafka what they hold."""
+"""Move the log up to now into Parquet files; run again, it does only what is new."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
+from rich.filesize import decimal
 
-from tools.cli import EngineName, Json, Master, Processes, Yes
+from infra.archive import jobs
+from infra.log.records import time_of
+from infra.settings import Settings
+from projections.engine.operate.trim import plan_trim, trim_log
+from spark_jobs.choose import engine_for
+from tools.cli import EngineName, Json, Master, Processes, Yes, new_app
+from tools.terminal import Stages, Text, plain, show, stdout, table
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-
-def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Move the log up to now into Parquet files; run again, it does only what is new.")
-    group.callback(invoke_without_command=True)(archive)
-    group.command()(status)
-    group.command()(check)
-    group.command()(trim)
-    app.add_typer(group, name="archive")
+app = new_app(__doc__)
 
 
+@app.callback(invoke_without_command=True)
 def archive(
     context: typer.Context,
     engine: EngineName = "local",
@@ -33,17 +33,10 @@ def archive(
     """Move the log up to now into Parquet files; run again, it does only what is new. Kafka keeps all until `trim`."""
     if context.invoked_subcommand is not None:
         return
-    import time
-
-    from infra.archive.jobs import archive_log
-    from infra.settings import Settings
-    from spark_jobs.choose import engine_for
-    from tools.terminal import Stages, show
-
     settings = Settings()
     began = time.monotonic()
     with Stages(quiet=as_json) as stages, engine_for(engine, master, processes, tell=_quiet) as engines:
-        done = archive_log(settings, engine_for=engines, progress=stages)
+        done = jobs.archive_log(settings, engine_for=engines, progress=stages)
     result = _sums(settings.archive, done) | {
         "swept": sum(one.swept for one in done),
         "ms": round(1000 * (time.monotonic() - began), 1),
@@ -63,15 +56,11 @@ def archive(
     show(result, text, as_json=as_json)
 
 
+@app.command()
 def status(as_json: Json = False) -> None:
     """What is archived, and what Kafka still holds."""
-    from infra.archive.jobs import status as ask
-    from infra.log.records import time_of
-    from infra.settings import Settings
-    from tools.terminal import plain, show, table
-
     settings = Settings()
-    partitions = [plain(one) for one in ask(settings)]
+    partitions = [plain(one) for one in jobs.status(settings)]
     for one in partitions:
         one["bytes"] = one.pop("size")
         one["until"] = None if (until := one.pop("until_ms")) is None else time_of(until).isoformat()
@@ -96,18 +85,14 @@ def status(as_json: Json = False) -> None:
     show({"url": settings.archive, "partitions": partitions}, text, as_json=as_json)
 
 
+@app.command()
 def check(
     engine: EngineName = "local", master: Master = None, processes: Processes = None, as_json: Json = False
 ) -> None:
     """Read every file again: hashes, records, and that they follow one another. Exit code 1 when anything differs."""
-    from infra.archive.jobs import check_archive
-    from infra.settings import Settings
-    from spark_jobs.choose import engine_for
-    from tools.terminal import Stages, Text, show
-
     settings = Settings()
     with Stages(quiet=as_json) as stages, engine_for(engine, master, processes, tell=_quiet) as engines:
-        done = check_archive(settings, engine_for=engines, progress=stages)
+        done = jobs.check_archive(settings, engine_for=engines, progress=stages)
 
     def text(found: dict[str, Any]) -> Iterator[RenderableType]:
         yield from (Text(sentence, "red") for sentence in found["wrong"])
@@ -121,6 +106,7 @@ def check(
         raise typer.Exit(1)
 
 
+@app.command()
 def trim(
     before: Annotated[
         datetime | None, typer.Option(help="Only records older than this, in UTC: 2026-01-31 or 2026-01-31T12:00:00.")
@@ -133,10 +119,6 @@ def trim(
 
     Never `commands`, and never beyond the slowest agent, a build that is made or could catch up, or what a restored database knows.
     """
-    from infra.settings import Settings
-    from projections.engine.operate.trim import plan_trim, trim_log
-    from tools.terminal import Stages, show, stdout
-
     settings = Settings()
     topic, cuts = plan_trim(settings, before=before and before.replace(tzinfo=before.tzinfo or UTC), keep=keep)
     asked = [cut for cut in cuts if cut.records]
@@ -167,8 +149,6 @@ def _sums(url: str, done: list[Any]) -> dict[str, Any]:
 
 
 def _size(size: float) -> str:
-    from rich.filesize import decimal
-
     return decimal(int(size))
 
 

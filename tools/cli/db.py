@@ -1,29 +1,25 @@
-"""`samefold db`: the database's tables, by migrations."""
+"""The database's tables."""
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
-from tools.cli import Json
+from infra.database import roles as database_roles
+from infra.database.connect import session
+from infra.settings import Settings
+from tools.cli import Json, new_app
+from tools.terminal import print_json, stdout
+
+app = new_app(__doc__, no_args_is_help=True)
 
 
-def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="The database's tables.", no_args_is_help=True)
-    group.command()(upgrade)
-    group.command()(revision)
-    group.command()(check)
-    group.command()(roles)
-    group.command()(password)
-    app.add_typer(group, name="db")
-
-
+@app.command()
 def upgrade(as_json: Json = False) -> None:
     """Bring the database to this code's newest migration. Safe to run again, and by several at once."""
-    from infra.settings import Settings
     from tools.migrations import migrate
-    from tools.terminal import print_json, stdout
 
     before, after = migrate.upgrade(Settings())
     if as_json:
@@ -34,6 +30,7 @@ def upgrade(as_json: Json = False) -> None:
         stdout.print(f"The database went from migration {' and '.join(before) or 'none'} to {' and '.join(after)}.")
 
 
+@app.command()
 def revision(
     message: Annotated[str, typer.Option("--message", "-m", help="What the migration is for, in a few words.")],
 ) -> None:
@@ -41,9 +38,7 @@ def revision(
 
     Exit code 1 where an existing version's table would have to change: raise the view's version.
     """
-    from infra.settings import Settings
     from tools.migrations import migrate
-    from tools.terminal import stdout
 
     written = migrate.revise(Settings(), message)
     if written is None:
@@ -52,16 +47,16 @@ def revision(
         stdout.print(f"Wrote {written}\nRead it, then run `samefold db upgrade`.")
 
 
+@app.command()
 def check() -> None:
     """Compare the database with what the code declares. Exit code 1 where they differ."""
-    from infra.settings import Settings
     from tools.migrations import migrate
-    from tools.terminal import stdout
 
     migrate.check(Settings())
     stdout.print("The database has exactly the tables that the code declares.")
 
 
+@app.command()
 def roles(
     prefix: Annotated[str, typer.Option(help="What the roles' names begin with.")] = "samefold",
     apply: Annotated[
@@ -72,27 +67,18 @@ def roles(
 
     SAMEFOLD_DATABASE_URL must name an administrator to apply it, anybody to print it.
     """
-    from infra.database import roles as found
-    from infra.database.connect import session
-    from infra.settings import Settings
-
     with session(Settings(), "samefold db roles") as connection:
         if apply:
-            count = found.apply(connection, prefix)
+            count = database_roles.apply(connection, prefix)
             typer.echo(f"Applied {count} statements. `samefold db password ROLE` sets a role's password.")
         else:
-            statements = [statement.as_string(connection) for statement in found.script(connection, prefix)]
+            statements = [statement.as_string(connection) for statement in database_roles.script(connection, prefix)]
             typer.echo("\n".join(f"{line};" for line in ("begin", *statements, "commit")))
 
 
+@app.command()
 def password(role: Annotated[str, typer.Argument(help="A role's whole name, e.g. samefold_api.")]) -> None:
     """Set a role's password, which is asked for, or read from standard input. Only a SCRAM verifier reaches PostgreSQL."""
-    import sys
-
-    from infra.database import roles as found
-    from infra.database.connect import session
-    from infra.settings import Settings
-
     if sys.stdin.isatty():
         secret = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
     else:
@@ -100,5 +86,5 @@ def password(role: Annotated[str, typer.Argument(help="A role's whole name, e.g.
     if not (secret and secret.isprintable()):
         raise typer.BadParameter("it is empty, or holds a character that no password may", param_hint="the password")
     with session(Settings(), "samefold db password") as connection:
-        found.set_password(connection, role, secret)
+        database_roles.set_password(connection, role, secret)
     typer.echo(f"Set the password of {role}.")

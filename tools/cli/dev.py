@@ -1,4 +1,4 @@
-"""`samefold dev up | run | down | status | reset | token`: the embedded development stack."""
+"""Kafka and PostgreSQL on this machine, under one data folder, without Docker."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from infra.errors import SamefoldError
-from tools.cli import Json, Yes
-
-if TYPE_CHECKING:
-    from infra.settings import Settings
-    from tools.dev.stack import Stack
+from infra.processes.interrupts import one_interrupt
+from infra.processes.locks import locked
+from infra.settings import Settings
+from tools.cli import Json, Yes, new_app
+from tools.dev.issuer import ISSUER
+from tools.dev.stack import Stack, make_folder
+from tools.terminal import show
 
 
 class AlreadyRunning(SamefoldError):
@@ -28,19 +30,12 @@ class OtherServices(SamefoldError):
     """The settings name services that are not the development stack's."""
 
 
-def register(app: typer.Typer) -> None:
-    dev = typer.Typer(
-        help="Kafka and PostgreSQL on this machine, under one data folder, without Docker.", no_args_is_help=True
-    )
-    for command in (up, run, down, status, reset, token):
-        dev.command()(command)
-    app.add_typer(dev, name="dev")
+app = new_app(__doc__, no_args_is_help=True)
 
 
+@app.command()
 def up() -> None:
     """Start both, or repair what was killed; quick when they run."""
-    from infra.settings import Settings
-
     stack = _stack()
     _require_own(stack, Settings())
     stack.up()
@@ -50,11 +45,10 @@ def up() -> None:
     typer.echo("\nNext: `samefold db upgrade`, then `samefold run all`. To stop: `samefold dev down`.")
 
 
+@app.command()
 def run() -> None:
     """Start both, bring tables and topics up to date, and run all processes. One Ctrl-C stops all; the data stays."""
     from infra.log.topics import ensure
-    from infra.processes.interrupts import one_interrupt
-    from infra.settings import Settings
     from policies.engine.activations import start_all
     from tools.cli.run import run_all
     from tools.migrations.migrate import upgrade
@@ -93,9 +87,6 @@ def _only_one(settings: Settings) -> Iterator[None]:
 
     The port has a lock too: another service that has just started does not listen yet. Raises AlreadyRunning, FolderUnusable.
     """
-    from infra.processes.locks import locked
-    from tools.dev.stack import make_folder
-
     make_folder(settings.data_dir)
     port = f"samefold-{os.getuid()}-port-{settings.api_port}.lock"
     port_in_use = AlreadyRunning(
@@ -114,15 +105,16 @@ def _only_one(settings: Settings) -> Iterator[None]:
         yield
 
 
+@app.command()
 def down() -> None:
     """Stop both; the data stays."""
     _stack().down()
     typer.echo("Stopped. The data is still there: `samefold dev up` goes on, `samefold dev reset` removes it.")
 
 
+@app.command()
 def status(as_json: Json = False) -> None:
     """What runs, where, and where it logs. Exit code 1 unless both answer."""
-    from tools.terminal import show
 
     def text(found: Any) -> Iterator[str]:
         for name, service in (("Kafka", found["kafka"]), ("PostgreSQL", found["postgres"])):
@@ -137,6 +129,7 @@ def status(as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
+@app.command()
 def reset(yes: Yes = False) -> None:
     """Stop both and remove their data."""
     stack = _stack()
@@ -146,6 +139,7 @@ def reset(yes: Yes = False) -> None:
     typer.echo("Removed.")
 
 
+@app.command()
 def token(
     subject: Annotated[str, typer.Option(help="Whom the token names.")],
     role: Annotated[list[str] | None, typer.Option(help="A role of theirs; may be repeated.")] = None,
@@ -153,9 +147,6 @@ def token(
     minutes: Annotated[float, typer.Option(min=0.1, max=525_600, help="How long it is valid.")] = 60,
 ) -> None:
     """Print a token that the API takes where SAMEFOLD_AUTH=jwt. The stack must be up."""
-    from infra.settings import Settings
-    from tools.dev.issuer import ISSUER
-
     stack, settings = _stack(), Settings()
     if settings.jwt_issuer != ISSUER or settings.jwt_keys != str(stack.issuer.keys):
         raise OtherServices(
@@ -166,7 +157,4 @@ def token(
 
 
 def _stack() -> Stack:
-    from infra.settings import Settings
-    from tools.dev.stack import Stack
-
     return Stack(Settings().data_dir)

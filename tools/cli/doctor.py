@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
-from tools.cli import Json
+from tools.cli import Json, new_app
+from tools.doctor import examine
+from tools.terminal import Text, show
 
-if TYPE_CHECKING:
-    from tools.terminal import Text
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(doctor)
+app = new_app()
 
 
+@app.command()
 def doctor(as_json: Json = False) -> None:
     """Check all that Samefold needs. Exit code 1 if something is missing; changes nothing."""
-    from tools.doctor import examine
-    from tools.terminal import Text, show
 
     def text(found: dict[str, Any]) -> Iterator[Text]:
         for one in found["findings"]:

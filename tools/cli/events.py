@@ -1,66 +1,51 @@
-"""`samefold events`: what of the events and commands was released, and whether the code still keeps to it."""
+"""The record of released events and commands."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import typer
 
-from tools.cli import Json
+from domain.engine.contexts import untried
+from infra.processes.time_limit import calls_limited
+from infra.settings import Settings
+from tools import release_check
+from tools.cli import Json, new_app
+from tools.golden_results import released_views
+from tools.release_check import Report
+from tools.terminal import Text, plain, show
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tools.release_check import Report
-
-
-def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="The record of released events and commands.", no_args_is_help=True)
-    group.command()(check)
-    group.command()(release)
-    app.add_typer(group, name="events")
+app = new_app(__doc__, no_args_is_help=True)
 
 
+@app.command()
 def check(as_json: Json = False) -> None:
     """Compare events, commands, states, views and policies with what was released, and say what a deployment needs.
 
     Needs neither Kafka nor PostgreSQL. Exit code 1 where the code does not keep to a release: each refusal has the lines to write.
     """
-    from domain.engine.contexts import untried
-    from infra.processes.time_limit import calls_limited
-    from infra.settings import Settings
-    from tools.golden_results import released_views
-    from tools.release_check import check
-    from tools.terminal import plain, show
-
     untried.set(True)
     with calls_limited(Settings().decide_limit_s):  # checks of commands run
-        report = check(released_views())
+        report = release_check.check(released_views())
     steps = report.steps if report.news and not report.refused else []
     show(plain(report) | {"steps": steps}, lambda _: _text(report), as_json=as_json)
     if report.refused:
         raise typer.Exit(1)
 
 
+@app.command()
 def release(as_json: Json = False) -> None:
     """Write the record of this code, domain/released/. Part of each release: commit it, then deploy."""
-    from domain.engine.contexts import untried
-    from infra.processes.time_limit import calls_limited
-    from infra.settings import Settings
-    from tools.golden_results import released_views
-    from tools.release_check import release
-    from tools.terminal import show
     from tools.testing.golden import golden
 
     untried.set(True)
     with calls_limited(Settings().decide_limit_s):
-        written = [f"domain/released/{file.name}" for file in release(released_views(), golden)]
+        written = [f"domain/released/{file.name}" for file in release_check.release(released_views(), golden)]
     show({"written": written}, _written, as_json=as_json)
 
 
 def _text(report: Report) -> Iterator[Any]:
-    from tools.terminal import Text
-
     for one in report.refused:
         yield Text(f"{one.what}: {'; '.join(one.why)}", "red")
         first, *rest = one.hint.splitlines()
@@ -79,8 +64,6 @@ def _text(report: Report) -> Iterator[Any]:
 
 
 def _written(result: dict[str, Any]) -> Iterator[Any]:
-    from tools.terminal import Text
-
     if result["written"]:
         yield Text("\n".join([*(f"Wrote {file}" for file in result["written"]), "Commit it with the release."]))
     else:

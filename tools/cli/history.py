@@ -6,15 +6,20 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
-from tools.cli import StreamName
+from domain.engine.contexts import UnreadableEvent, contexts, decode_event
+from domain.engine.personal.opening import shown
+from infra.log.source import history_of
+from infra.settings import Settings
+from tools.cli import StreamName, new_app
+from tools.terminal import Text, print_json, stdout, table
+
+app = new_app()
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(history)
-
-
+@app.command()
 def history(
     stream: StreamName,
     void: Annotated[
@@ -29,11 +34,6 @@ def history(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Show what happened to a stream, in order: accepted events and recorded rejections."""
-    from domain.engine.personal.opening import shown
-    from infra.log.source import history_of
-    from infra.settings import Settings
-    from tools.terminal import print_json, stdout, table
-
     settings = Settings()
     entries = [entry for entry in history_of(settings, stream) if void or entry["void"] is None]
     if not stored:
@@ -54,10 +54,6 @@ def history(
 
 def _of_today(stream: str, event: dict[str, Any]) -> dict[str, Any]:
     """The event as this code reads it, with its stored type as `stored`; one that it can't read as it is stored, with the error."""
-    import msgspec
-
-    from domain.engine.contexts import UnreadableEvent, contexts, decode_event
-
     context = contexts().get(stream.partition("/")[0])
     if context is None or event["type"] not in context.readers:
         return event
@@ -72,8 +68,6 @@ def _of_today(stream: str, event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rows(entry: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
-    from tools.terminal import Text
-
     time = entry["time"][:19].replace("T", " ")
     tail = (entry["command_id"], f"{entry['partition']}:{entry['offset']}", entry.get("by", ""))
     if entry["void"]:

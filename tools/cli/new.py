@@ -13,13 +13,18 @@ from typing import Annotated
 
 import typer
 
+from tools.cli import new_app
+from tools.scaffold import copying
+from tools.scaffold.names import check_context, check_service, names_of
+from tools.scaffold.parts import SKELETON, Parts
+
 FIRST_MIGRATION = "from tools.migrations.migrate import revise_without_database as revise; revise('first tables')"
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(new)
+app = new_app()
 
 
+@app.command()
 def new(
     folder: Annotated[Path, typer.Argument(help="The service's folder: a new or an empty one.")],
     context: Annotated[str, typer.Option(help="Its first bounded context, in lower case and the plural.")],
@@ -29,10 +34,6 @@ def new(
 
     Needs no network. The service is a git repository of its own; `samefold update` brings it newer versions of Samefold.
     """
-    from tools.scaffold import copying
-    from tools.scaffold.names import check_context, check_service, names_of
-    from tools.scaffold.parts import SKELETON, Parts
-
     root = Path(__file__).parents[2]
     folder = folder.expanduser().resolve()
     name = name or folder.name.replace("-", "_")

@@ -1,4 +1,4 @@
-"""`samefold outbox`: the wishes of policies on their way, and what to do about dead letters."""
+"""Wishes of policies on their way, and dead letters."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import json
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 
-from tools.cli import Json, Yes
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from policies.engine.operate import Which, WishNow
+from domain.engine.personal.opening import shown
+from infra.settings import Settings
+from policies.engine import operate
+from policies.engine.operate import COUNTED, Which, WishNow, require_known, wish, wishes
+from tools import terminal
+from tools.cli import Json, Yes, new_app
 
 WishId = Annotated[str, typer.Argument(metavar="ID", help="A wish's id.")]
 Ids = Annotated[
@@ -44,14 +45,10 @@ SHOWN = 20
 """So many wishes are named before they are dropped."""
 
 
-def register(app: typer.Typer) -> None:
-    outbox = typer.Typer(help="Wishes of policies on their way, and dead letters.", no_args_is_help=True)
-    outbox.command("list")(list_)
-    for command in (show, retry, drop):
-        outbox.command()(command)
-    app.add_typer(outbox, name="outbox")
+app = new_app(__doc__, no_args_is_help=True)
 
 
+@app.command("list")
 def list_(
     policy: OfPolicy = None,
     endpoint: OfEndpoint = None,
@@ -63,10 +60,6 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """What is in the outbox, without bodies."""
-    from infra.settings import Settings
-    from policies.engine.operate import COUNTED, Which, require_known, wishes
-    from tools import terminal
-
     settings = Settings()
     which = Which(policy=policy, endpoint=endpoint, reason=reason, since=since, until=until, alive=not dead)
     total, found = wishes(settings, which, limit=limit)
@@ -85,12 +78,9 @@ def list_(
     terminal.show({"total": total, "wishes": found}, text, as_json=as_json)
 
 
+@app.command()
 def show(ident: WishId, as_json: Json = False) -> None:
     """All there is of one wish, its bodies too. They may be confidential."""
-    from domain.engine.personal.opening import shown
-    from infra.settings import Settings
-    from policies.engine.operate import wish
-    from tools import terminal
 
     def text(found: dict[str, Any]) -> Iterator[RenderableType]:
         values = {name: value for name, value in found.items() if value is not None}
@@ -102,6 +92,7 @@ def show(ident: WishId, as_json: Json = False) -> None:
     terminal.show(shown(settings, wish(settings, ident)), text, as_json=as_json)
 
 
+@app.command()
 def retry(
     idents: Ids = None,
     policy: OfPolicy = None,
@@ -112,10 +103,6 @@ def retry(
     as_json: Json = False,
 ) -> None:
     """Send dead letters again: those that are named, or all that the options fit."""
-    from infra.settings import Settings
-    from policies.engine import operate
-    from tools import terminal
-
     settings = Settings()
     which = _which(idents, policy=policy, endpoint=endpoint, reason=reason, since=since, until=until)
     with terminal.progress("retry", None, quiet=as_json or bool(idents)) as advance:
@@ -131,6 +118,7 @@ def retry(
     terminal.show({"retried": retried, "left": left}, text, as_json=as_json)
 
 
+@app.command()
 def drop(
     idents: Ids = None,
     policy: OfPolicy = None,
@@ -143,10 +131,6 @@ def drop(
     as_json: Json = False,
 ) -> None:
     """Remove wishes for good: those that are named, or all dead letters that the options fit."""
-    from infra.settings import Settings
-    from policies.engine import operate
-    from tools import terminal
-
     settings = Settings()
     which = _which(idents, alive=alive, policy=policy, endpoint=endpoint, reason=reason, since=since, until=until)
     total, found = operate.wishes(settings, which, limit=SHOWN if which.ids is None else None)
@@ -184,8 +168,6 @@ def _lost(found: list[WishNow], *, all_of_it: bool) -> str:
 
 def _which(idents: list[str] | None, *, alive: bool = False, **options: Any) -> Which:
     """Raises BadParameter unless there are either ids or options."""
-    from policies.engine.operate import Which
-
     if bool(idents) == any(option is not None for option in options.values()):
         raise typer.BadParameter(
             "name either wishes, or options that they fit: --policy, --endpoint, --reason, --since, --until"
@@ -195,11 +177,9 @@ def _which(idents: list[str] | None, *, alive: bool = False, **options: Any) -> 
 
 
 def _row(one: WishNow) -> tuple[Any, ...]:
-    from tools.terminal import Text
-
     return (
         one.id,
-        Text(one.state, "red") if one.dead else one.state,
+        terminal.Text(one.state, "red") if one.dead else one.state,
         one.kind,
         one.stream and f"{one.stream} {one.version}",
         one.target,

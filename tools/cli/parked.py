@@ -1,44 +1,38 @@
-"""`samefold parked`: streams that a view or a policy could not take, and what to do about them."""
+"""Streams that a view or policy with ON_POISON = "park" left out from a poisonous event on."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 
-from tools.cli import Json, StreamName, ViewName, Yes
+from domain.engine.personal.opening import shown
+from infra.database.connect import connect, named_errors
+from infra.settings import Settings
+from policies.engine.operate import require_policy
+from policies.engine.outbox import view_of
+from projections.engine.operate import replaying
+from projections.engine.operate.replaying import NotParked, Replayed, parked_events
+from projections.engine.rebuild.rebuild import views_named
+from projections.engine.store.parking import Dropped, ParkedStream, dropped_events, parked_streams
+from projections.engine.store.positions import read_positions
+from projections.engine.views.core_views import all_views
+from projections.engine.views.view import POLICY, View
+from tools import terminal
+from tools.cli import Json, StreamName, ViewName, Yes, new_app
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from projections.engine.operate.replaying import Replayed
-    from projections.engine.store.parking import Dropped, ParkedStream
-    from projections.engine.views.view import View
-
-
-def register(app: typer.Typer) -> None:
-    parked = typer.Typer(
-        help='Streams that a view or policy with ON_POISON = "park" left out from a poisonous event on.',
-        no_args_is_help=True,
-    )
-    parked.command("list")(list_)
-    for command in (show, replay, drop):
-        parked.command()(command)
-    app.add_typer(parked, name="parked")
+app = new_app(__doc__, no_args_is_help=True)
 
 
+@app.command("list")
 def list_(
     dropped: Annotated[bool, typer.Option("--dropped", help="The events that were left out for good instead.")] = False,
     as_json: Json = False,
 ) -> None:
     """All parked streams of tables that are live."""
-    from infra.database.connect import connect, named_errors
-    from infra.settings import Settings
-    from projections.engine.store.parking import dropped_events, parked_streams
-    from tools import terminal
-
     settings = Settings()
     with named_errors(settings), connect(settings, "samefold parked") as connection:
         if dropped:
@@ -48,37 +42,26 @@ def list_(
 
 
 def _parked(found: list[ParkedStream]) -> Iterator[RenderableType]:
-    from tools.terminal import table
-
     if not found:
         yield "Nothing is parked."
         return
     columns = ("view", "stream", "since version", "at", "parked", "why")
     at = "{0.partition}:{0.since_offset}".format
     parked = ((one.view, one.stream, one.since_version, at(one), f"{one.parked_at:%F %T}", one.error) for one in found)
-    yield table(columns, parked)
+    yield terminal.table(columns, parked)
 
 
 def _dropped(found: list[Dropped]) -> Iterator[RenderableType]:
-    from tools.terminal import table
-
     if not found:
         yield "Nothing was dropped."
         return
     rows = ((one.view, one.stream, one.version, f"{one.at:%F %T}", one.error) for one in found)
-    yield table(("view", "stream", "version", "dropped", "why"), rows)
+    yield terminal.table(("view", "stream", "version", "dropped", "why"), rows)
 
 
+@app.command()
 def show(view: ViewName, stream: StreamName, as_json: Json = False) -> None:
     """A parked stream, and its events that are not in the view."""
-    from domain.engine.personal.opening import shown
-    from infra.database.connect import connect, named_errors
-    from infra.settings import Settings
-    from projections.engine.operate.replaying import NotParked, parked_events
-    from projections.engine.store.parking import parked_streams
-    from projections.engine.store.positions import read_positions
-    from tools import terminal
-
     settings = Settings()
     with named_errors(settings), connect(settings, "samefold parked") as connection:
         parked = {(one.view, one.stream): one for one in parked_streams(connection, live_only=True)}
@@ -98,28 +81,22 @@ def show(view: ViewName, stream: StreamName, as_json: Json = False) -> None:
     terminal.show(shown(settings, terminal.plain(one) | {"events": events}), text, as_json=as_json)
 
 
+@app.command()
 def replay(view: ViewName, stream: StreamName, as_json: Json = False) -> None:
     """Fold the stream's events into the view with this code, in order. One that fails again stays parked from there."""
-    from infra.settings import Settings
-    from projections.engine.operate.replaying import replay as run
-
-    _show(run(Settings(), _view(view), stream), as_json=as_json)
+    _show(replaying.replay(Settings(), _view(view), stream), as_json=as_json)
 
 
+@app.command()
 def drop(view: ViewName, stream: StreamName, yes: Yes = False, as_json: Json = False) -> None:
     """Leave the first parked event out of the view for good, in every later build too, and replay the rest."""
-    from infra.settings import Settings
-    from projections.engine.operate.replaying import drop as run
-
     known = _view(view)
     if not yes:
         typer.confirm(f"Leave the poisonous event of {stream} out of '{view}' for good?", abort=True, err=True)
-    _show(run(Settings(), known, stream), as_json=as_json)
+    _show(replaying.drop(Settings(), known, stream), as_json=as_json)
 
 
 def _show(done: Replayed, *, as_json: bool) -> None:
-    from tools import terminal
-
     def text(result: dict[str, Any]) -> Iterator[RenderableType]:
         if result["dropped"] is not None:
             yield f"Event {result['dropped']} of {result['stream']} is left out of {result['view']} for good."
@@ -139,12 +116,6 @@ def _show(done: Replayed, *, as_json: bool) -> None:
 
 
 def _view(name: str) -> View:
-    from policies.engine.operate import require_policy
-    from policies.engine.outbox import view_of
-    from projections.engine.rebuild.rebuild import views_named
-    from projections.engine.views.core_views import all_views
-    from projections.engine.views.view import POLICY
-
     if name.startswith(POLICY):
         return view_of(require_policy(name.removeprefix(POLICY)), with_outcomes=False)
     [view] = views_named([name], all_views())

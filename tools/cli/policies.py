@@ -1,51 +1,41 @@
-"""`samefold policies`: which version of each policy is live, and since when; and switching and removing them."""
+"""What reacts to events, and what this code has."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from datetime import UTC, datetime
+from typing import Annotated
 
 import typer
+from rich.console import RenderableType
 
-from tools.cli import Json, Yes
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from policies.engine.activations import Activation
-    from policies.engine.operate import PolicyNow
+from infra.settings import Settings
+from policies.engine import activations
+from policies.engine.activations import Activation, NewDatabase
+from policies.engine.operate import PolicyNow, policies_now, require_policy
+from policies.engine.policy import LowerVersion
+from projections.engine.fold.as_of import parse_as_of
+from tools import terminal
+from tools.cli import Json, Yes, new_app
 
 PolicyName = Annotated[str, typer.Argument(metavar="NAME", help="A policy.")]
 
 
-def register(app: typer.Typer) -> None:
-    policies = typer.Typer(invoke_without_command=True, help="What reacts to events, and what this code has.")
-    policies.callback()(show)
-    for command in (switch, remove, resume):
-        policies.command()(command)
-    app.add_typer(policies, name="policies")
+app = new_app(__doc__)
 
 
+@app.callback(invoke_without_command=True)
 def show(context: typer.Context, as_json: Json = False) -> None:
     """Per policy: version in the code and live, since when, open wishes, dead letters, parked streams, lag."""
     if context.invoked_subcommand is not None:
         return
-    from infra.settings import Settings
-    from policies.engine.operate import policies_now
-    from tools import terminal
-
     found = {one.name: one for one in policies_now(Settings())}
     terminal.show(found, _text, as_json=as_json)
 
 
+@app.command()
 def switch(name: PolicyName, yes: Yes = False, as_json: Json = False) -> None:
     """Make this code's version live: it reacts to the events from now on. --yes: also if it is older than the live one."""
-    from infra.settings import Settings
-    from policies.engine import activations
-    from policies.engine.operate import require_policy
-    from policies.engine.policy import LowerVersion
-    from tools import terminal
-
     settings, policy = Settings(), require_policy(name)
     try:
         with terminal.Stages(quiet=as_json) as stages:
@@ -58,14 +48,13 @@ def switch(name: PolicyName, yes: Yes = False, as_json: Json = False) -> None:
     _show(made, as_json=as_json)
 
 
+@app.command()
 def remove(name: PolicyName, as_json: Json = False) -> None:
     """Let no version of the policy react from now on. Refused while it has open wishes."""
-    from infra.settings import Settings
-    from policies.engine import activations
-
     _show(activations.remove(Settings(), name), as_json=as_json)
 
 
+@app.command()
 def resume(
     posts_from: Annotated[
         str, typer.Option(metavar="WHEN", help="now, beginning, or a time: 2026-11-21T14:30:00+01:00, -15m.")
@@ -77,13 +66,6 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Let policies go on in a new database. Commands are wished again, and decided once; posts are made of events since WHEN."""
-    from datetime import UTC, datetime
-
-    from infra.settings import Settings
-    from policies.engine import activations
-    from projections.engine.fold.as_of import parse_as_of
-    from tools import terminal
-
     now = datetime.now(UTC)
     words: dict[str, datetime | str] = {"now": now, "beginning": activations.EVER}
     moment = words.get(posts_from) or parse_as_of(posts_from, now)
@@ -100,8 +82,6 @@ def resume(
 
 
 def _show(made: Activation, *, as_json: bool) -> None:
-    from tools import terminal
-
     at = {partition: reading.next_offset for partition, reading in sorted(made.positions.items())}
     result = {"policy": made.policy, "number": made.number, "version": made.version or None, "positions": at}
     where = " ".join(f"{partition}:{offset}" for partition, offset in at.items())
@@ -110,13 +90,11 @@ def _show(made: Activation, *, as_json: bool) -> None:
 
 
 def _text(found: dict[str, PolicyNow]) -> Iterator[RenderableType]:
-    from tools.terminal import Text, table
-
     if not found:
         yield "policies/ has none, and none is live."
         return
     columns = ("policy", "code", "live", "since", "state", "open wishes", "dead letters", "parked")
-    yield table(
+    yield terminal.table(
         columns,
         (
             (
@@ -125,7 +103,7 @@ def _text(found: dict[str, PolicyNow]) -> Iterator[RenderableType]:
                 one.since and f"{one.since:%F %T}",
                 one.state,
                 one.open or None,
-                Text(f"{one.dead:,}", "red") if one.dead else None,
+                terminal.Text(f"{one.dead:,}", "red") if one.dead else None,
                 one.parked or None,
             )
             for one in found.values()
@@ -137,12 +115,10 @@ def _text(found: dict[str, PolicyNow]) -> Iterator[RenderableType]:
             behind = f"{lag.records:,} records, {lag.seconds:,.1f} s behind" if lag.records else "up to date"
             yield f"policy {one.name}: {behind}"
         if hint := _hint(one):
-            yield Text(f"  {hint}", "yellow")
+            yield terminal.Text(f"  {hint}", "yellow")
 
 
 def _hint(one: PolicyNow) -> str:
-    from policies.engine.activations import NewDatabase
-
     switching = f"`samefold policies switch {one.name}`"
     needs = f"Run the code with {' and '.join(f'v{version}' for version in one.needs)} until its events have been read"
     return {

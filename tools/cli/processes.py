@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 
-from tools.cli import Json
+from infra.settings import Settings
+from policies.engine import operate
+from tools.cli import Json, new_app
+from tools.terminal import show, table
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(processes)
+app = new_app()
 
 
+@app.command()
 def processes(
     policy: Annotated[str | None, typer.Option(help="Of this policy only.")] = None,
     stuck: Annotated[bool, typer.Option("--stuck", help="Only what goes on when a person does something.")] = False,
@@ -24,10 +24,6 @@ def processes(
     as_json: Json = False,
 ) -> None:
     """What policies wait for, by the stream whose events they react to."""
-    from infra.settings import Settings
-    from policies.engine import operate
-    from tools import terminal
-
     settings = Settings()
     found = operate.processes(settings, policy, stuck=stuck, limit=limit)
     if policy is not None and not found:
@@ -39,13 +35,13 @@ def processes(
             yield "Policies that stand still are in `samefold policies` and `samefold doctor`."
             return
         rows = ((one.policy, one.stream, one.waits, *_plainly(wait)) for one in found for wait in one.first)
-        yield terminal.table(("policy", "stream", "waits", "since", "for", "why"), rows)
+        yield table(("policy", "stream", "waits", "since", "for", "why"), rows)
         if len(found) == limit:
             yield "There may be more: --limit"
         if any(one.stuck for one in found):
             yield "`samefold outbox retry ID` or `drop ID` for what is dead, `samefold parked show VIEW STREAM` for what is parked."
 
-    terminal.show({"processes": found}, text, as_json=as_json)
+    show({"processes": found}, text, as_json=as_json)
 
 
 def _plainly(wait: dict[str, Any]) -> tuple[str | None, ...]:

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from infra.settings import Settings
+from policies.engine.public_schema import asyncapi, publication
+from tools.cli import new_app
+from tools.terminal import show, table
+
+app = new_app()
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(public)
-
-
+@app.command()
 def public(
     as_json: Annotated[bool, typer.Option("--json", help="Print the AsyncAPI document, with JSON Schemas.")] = False,
 ) -> None:
     """Show the types of public events: topic, version of the publication, type and data."""
-    from infra.settings import Settings
-    from policies.engine.public_schema import asyncapi, publication
-    from tools import terminal
-
-    terminal.show(asyncapi(Settings(), publication()), _text, as_json=as_json)
+    show(asyncapi(Settings(), publication()), _text, as_json=as_json)
 
 
 def _text(document: dict[str, Any]) -> Iterator[RenderableType]:
-    from tools.terminal import table
-
     topic, version = document["channels"]["public"]["address"], document["info"]["version"]
     yield f"Topic '{topic}', version {version} of policies/public.py:"
     messages = document["components"]["messages"]

@@ -1,4 +1,4 @@
-"""`samefold run handler | agent | policies | publisher | api | all`: the long-running processes, supervised."""
+"""Run handlers, agents, policies and the HTTP API; they are restarted when they end. One Ctrl-C stops all cleanly."""
 
 from __future__ import annotations
 
@@ -6,19 +6,27 @@ import logging
 import signal
 from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from infra.processes.supervisor import Child
+from api.safe_start import require_safe
+from domain.engine.contexts import has_personal_fields
+from domain.engine.personal.masters import masters
+from infra.database import revisions
+from infra.observability import logs
+from infra.processes import supervisor
+from infra.processes.interrupts import ending_signals
+from infra.processes.supervisor import Child, Supervisor
+from infra.settings import Settings
+from infra.tls import unprotected
+from policies.engine.policy import discover, has_public
+from projections.engine.views.core_views import all_views
+from tools.cli import new_app
 
 log = logging.getLogger(__name__)
 
-run = typer.Typer(
-    help="Run handlers, agents, policies and the HTTP API; they are restarted when they end. One Ctrl-C stops all cleanly.",
-    no_args_is_help=True,
-)
+app = new_app(__doc__, no_args_is_help=True)
 
 
 class On(StrEnum):
@@ -50,19 +58,13 @@ MetricsPort = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    app.add_typer(run, name="run")
-
-
-@run.command()
+@app.command()
 def handler(count: Count = 1, name: Name = "", metrics_port: MetricsPort = None) -> None:
     """Run handlers: they decide commands and append the commits. Several share the partitions."""
-    from infra.processes.supervisor import handlers
-
-    _supervise(name, metrics_port, lambda place: handlers(count, place))
+    _supervise(name, metrics_port, lambda place: supervisor.handlers(count, place))
 
 
-@run.command()
+@app.command()
 def agent(
     count: Count = 1,
     name: Name = "",
@@ -72,8 +74,6 @@ def agent(
     metrics_port: MetricsPort = None,
 ) -> None:
     """Run agents: they fold the log into the read models. Several share the partitions."""
-    from infra.processes.supervisor import agents, spark_agent
-
     if on is On.SPARK and count > 1:
         raise typer.BadParameter(
             "one query has a task for each partition: give it a larger --master", param_hint="--count"
@@ -83,51 +83,44 @@ def agent(
     _supervise(
         name,
         metrics_port,
-        lambda place: agents(count, place, agent) if on is On.FAUST else [spark_agent(place, agent, master)],
+        lambda place: (
+            supervisor.agents(count, place, agent) if on is On.FAUST else [supervisor.spark_agent(place, agent, master)]
+        ),
     )
 
 
-@run.command()
+@app.command()
 def policies(count: Count = 1, name: Name = "", metrics_port: MetricsPort = None) -> None:
     """Run policies: they react to events with commands and webhooks. Each process runs all; several share the partitions."""
-    from infra.processes.supervisor import policies
-
-    if not _has_policies():
+    if not discover():
         typer.echo(f"policies/ holds no policy; {IDLE} `samefold add policy NAME` writes one.", err=True)
         count = 0
-    _supervise(name, metrics_port, lambda place: policies(count, place))
+    _supervise(name, metrics_port, lambda place: supervisor.policies(count, place))
 
 
-@run.command()
+@app.command()
 def publisher(name: Name = "", metrics_port: MetricsPort = None) -> None:
     """Run the publisher: it writes what policies/public.py names into the public topic."""
-    from infra.processes.supervisor import publisher
-    from policies.engine.policy import has_public
-
     there = has_public()
     if not there:
         typer.echo(f"There is no policies/public.py; {IDLE} docs/policies.md shows one.", err=True)
-    _supervise(name, metrics_port, lambda place: [publisher(place)] if there else [])
+    _supervise(name, metrics_port, lambda place: [supervisor.publisher(place)] if there else [])
 
 
-@run.command()
+@app.command()
 def api(host: Host = None, port: Port = None, name: Name = "") -> None:
     """Run the HTTP API: commands in, their outcomes and the read models out."""
-    from infra.processes.supervisor import api
-
     _require_safe(host)
-    _supervise(name, None, lambda place: [api(place, host, port)])
+    _supervise(name, None, lambda place: [supervisor.api(place, host, port)])
 
 
-@run.command()
+@app.command()
 def exporter(name: Name = "", metrics_port: MetricsPort = None) -> None:
     """Expose the agents' lag and parked streams as metrics. The API exposes them too."""
-    from infra.processes.supervisor import exporter
-
-    _supervise(name, metrics_port, lambda place: [exporter(place)], needs_port=True)
+    _supervise(name, metrics_port, lambda place: [supervisor.exporter(place)], needs_port=True)
 
 
-@run.command("all")
+@app.command("all")
 def run_all(
     handler_count: Annotated[int, typer.Option("--handlers", min=0, max=64, help="How many handlers.")] = 1,
     agent_count: Annotated[int, typer.Option("--agents", min=0, max=64, help="How many processes of each agent.")] = 1,
@@ -141,44 +134,29 @@ def run_all(
     metrics_port: MetricsPort = None,
 ) -> None:
     """Run handlers, agents for every agent that a view names, policies and publisher if there are any, and the HTTP API."""
-    from infra.processes.supervisor import agents, api, handlers, policies, publisher
-    from policies.engine.policy import has_public
-
     if with_api:
         _require_safe(host)
-    names, with_policies, with_public = _agents(), _has_policies(), has_public()
+    names, with_policies, with_public = _agents(), bool(discover()), has_public()
     _supervise(
         name,
         metrics_port,
         lambda place: [
-            *handlers(handler_count, place),
-            *(child for agent in names for child in agents(agent_count, place, agent)),
-            *(policies(policy_count, place) if with_policies else ()),
-            *((publisher(place),) if with_public else ()),
-            *((api(place, host, port),) if with_api else ()),
+            *supervisor.handlers(handler_count, place),
+            *(child for agent in names for child in supervisor.agents(agent_count, place, agent)),
+            *(supervisor.policies(policy_count, place) if with_policies else ()),
+            *((supervisor.publisher(place),) if with_public else ()),
+            *((supervisor.api(place, host, port),) if with_api else ()),
         ],
     )
 
 
 def _agents() -> list[str]:
     """The agents that views name."""
-    from projections.engine.views.core_views import all_views
-
     return sorted({view.agent for view in all_views().values()})
-
-
-def _has_policies() -> bool:
-    """Raises BadPolicy, as every process of theirs would."""
-    from policies.engine.policy import discover
-
-    return bool(discover())
 
 
 def _require_safe(host: str | None) -> None:
     """Refuse at once what the API would refuse each time that it is started."""
-    from api.safe_start import require_safe
-    from infra.settings import Settings
-
     settings = Settings()
     require_safe(settings, host or settings.api_host)
 
@@ -186,15 +164,6 @@ def _require_safe(host: str | None) -> None:
 def _supervise(
     name: str, metrics_port: int | None, children: Callable[[str], list[Child]], *, needs_port: bool = False
 ) -> None:
-    from domain.engine.contexts import has_personal_fields
-    from domain.engine.personal.masters import masters
-    from infra.database import revisions
-    from infra.observability import logs
-    from infra.processes.interrupts import ending_signals
-    from infra.processes.supervisor import Supervisor, place
-    from infra.settings import Settings
-    from infra.tls import unprotected
-
     settings = Settings(**({} if metrics_port is None else {"metrics_port": metrics_port}))
     if needs_port and settings.metrics_port is None:
         raise typer.BadParameter("say where, or set SAMEFOLD_METRICS_PORT", param_hint="--metrics-port")
@@ -205,11 +174,14 @@ def _supervise(
         log.warning("%s: docs/on-the-wire.md", where)
     for file in settings.exposed_files():
         log.warning("every user of this machine may read the secret in %s", file)
+    modules = {child.module for child in children(name)}
+    if "policies.engine.process" in modules:
+        settings.require_webhooks_read()
     opening = {"api", "policies.engine.process"} if settings.webhooks else {"api"}
-    if any(child.module in opening for child in children(name)) and has_personal_fields():
+    if modules & opening and has_personal_fields():
         masters(settings)
-    with place(settings.group_prefix) as here:
-        supervisor = Supervisor(children(name or here), settings.secret_files(), metrics_port=settings.metrics_port)
+    with supervisor.place(settings.group_prefix) as here:
+        supervised = Supervisor(children(name or here), settings.secret_files(), metrics_port=settings.metrics_port)
         for number in ending_signals():
-            signal.signal(number, lambda *_: supervisor.stop())
-        supervisor.run()
+            signal.signal(number, lambda *_: supervised.stop())
+        supervised.run()

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from msgspec import UNSET
+from rich.console import RenderableType
 
-from tools.cli import Json
+from commands.client import Sender, answered, read_lines, sealed, wait_for
+from infra.settings import Settings
+from tools.cli import Json, new_app
+from tools.terminal import Text, progress, show
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(send)
+app = new_app()
 
 
+@app.command()
 def send(
     file: Annotated[Path, typer.Argument(help="JSON lines, plain or .gz; - for standard input.", show_default=False)],
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the outcome of every command.")] = False,
@@ -39,12 +40,6 @@ def send(
     Exit code 1 if a line is wrong or may not be in the log, Kafka is unavailable, an outcome is missing, or an id was used before
     with another command.
     """
-    from msgspec import UNSET
-
-    from commands.client import Sender, answered, read_lines, sealed, wait_for
-    from infra.settings import Settings
-    from tools.terminal import progress, show
-
     settings = Settings()
     if operator is not None and not operator.strip():
         raise typer.BadParameter("it is empty: it says who repairs", param_hint="'--operator'")
@@ -64,8 +59,6 @@ def send(
 
 
 def _text(summary: dict[str, Any]) -> Iterator[RenderableType]:
-    from tools.terminal import Text
-
     yield f"{summary['sent']} commands are in the log."
     if "accepted" not in summary:
         return

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from itertools import groupby
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
-from tools.cli import Json
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
+from domain.engine.contexts import has_personal_fields
+from infra.log.acls import acls
+from infra.log.topics import Admin, check, describe, ensure, ensure_keys, ensure_policies, ensure_public, existing
+from infra.settings import Settings
+from policies.engine.policy import discover, has_public
+from projections.engine.views.core_views import all_views
+from tools.cli import Json, new_app
+from tools.terminal import plain, show, table
 
 Prefix = Annotated[
     str | None, typer.Option(help="What principals' names begin with; by default SAMEFOLD_GROUP_PREFIX.")
 ]
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(topics)
+app = new_app()
 
 
+@app.command()
 def topics(
     create: Annotated[bool, typer.Option("--create", help="Make the topics that are missing.")] = False,
     acls: Annotated[
@@ -34,12 +39,6 @@ def topics(
     if acls:
         _print_acls(prefix, as_json=as_json)
         return
-    from domain.engine.contexts import has_personal_fields
-    from infra.log.topics import Admin, check, describe, ensure, ensure_keys, ensure_policies, ensure_public, existing
-    from infra.settings import Settings
-    from policies.engine.policy import has_public
-    from tools.terminal import plain, show, table
-
     settings = Settings()
     if create:
         _, events = ensure(settings)
@@ -70,15 +69,6 @@ def topics(
 
 
 def _print_acls(prefix: str | None, *, as_json: bool) -> None:
-    from itertools import groupby
-
-    from domain.engine.contexts import has_personal_fields
-    from infra.log.acls import acls
-    from infra.settings import Settings
-    from policies.engine.policy import discover, has_public
-    from projections.engine.views.core_views import all_views
-    from tools.terminal import show
-
     settings = Settings()
     principals = prefix or settings.group_prefix
     agents, policies = {view.agent for view in all_views().values()}, {policy.agent for policy in discover().values()}

@@ -8,13 +8,17 @@ from typing import Annotated
 
 import typer
 
+from projections.engine.views.core_views import OUTCOMES
+from tools.cli import new_app
+from tools.scaffold import copying
+
 VERSION = re.compile(r"^OUTCOMES_VERSION = (\d+)", re.MULTILINE)
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(update)
+app = new_app()
 
 
+@app.command()
 def update(
     to: Annotated[
         str | None, typer.Option(metavar="REF", help="A release, branch or commit; by default the newest release.")
@@ -27,9 +31,6 @@ def update(
 
     Exit code 1 if a change of yours could not be merged: the files are listed.
     """
-    from projections.engine.views.core_views import OUTCOMES
-    from tools.scaffold import copying
-
     root = Path(__file__).parents[2]
     before = _outcomes_version(root)
     done = copying.update(root, to, source)
@@ -49,6 +50,7 @@ def update(
     steps += [
         "make setup, make check, make test",
         "git add --all, git diff --cached, git commit",
+        "samefold doctor, with the environment of each deployment: it names what does not fit this release",
         'samefold db upgrade, deploy: in the order of docs/operating.md, "Deploying a release"',
     ]
     if not (root / "access.py").exists():

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 
-from tools.cli import EngineName, Json, Master, Processes
+from infra.settings import Settings
+from projections.engine.operate.verify import verify as run
+from projections.engine.rebuild.rebuild import views_named
+from projections.engine.views.core_views import all_views
+from spark_jobs.choose import engine_for
+from tools.cli import EngineName, Json, Master, Processes, new_app
+from tools.terminal import Stages, Text, plain, show, stderr, table
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+app = new_app()
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(verify)
-
-
+@app.command()
 def verify(
     views: Annotated[list[str] | None, typer.Argument(help="Views; without, all.")] = None,
     engine: EngineName = "auto",
@@ -26,13 +29,6 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Compare rows and positions with a fold of the log while agents keep working. Exit code 1 if anything differs."""
-    from infra.settings import Settings
-    from projections.engine.operate.verify import verify as run
-    from projections.engine.rebuild.rebuild import views_named
-    from projections.engine.views.core_views import all_views
-    from spark_jobs.choose import engine_for
-    from tools.terminal import Stages, plain, show, stderr
-
     known = all_views()
     asked = {view.name: view for view in views_named(views or known, known)}
     why: list[str] = []
@@ -56,8 +52,6 @@ def verify(
 
 
 def _text(found: dict[str, Any]) -> Iterator[RenderableType]:
-    from tools.terminal import Text, table
-
     views = found["views"]
     rows = (
         (

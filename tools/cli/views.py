@@ -1,42 +1,49 @@
-"""`samefold views`: the live versions, this code's versions and the lag; and dropping unused tables."""
+"""What readers see, and what this code has."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 
-from tools.cli import Json, ViewName, Yes
-from tools.cli.rebuild import resume
+from infra.processes.time_limit import calls_limited
+from infra.settings import Settings
+from projections.engine.operate.overview import Overview, overview
+from projections.engine.rebuild.builds import drop_tables, droppable
+from projections.engine.rebuild.rebuild import resume as run
+from projections.engine.views.core_views import all_views
+from projections.engine.views.view import View
+from tools import terminal
+from tools.cli import Json, ViewName, Yes, new_app
+from tools.cli.switch import switched, telling_what_became
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from projections.engine.operate.overview import Overview
-    from projections.engine.views.view import View
-
-
-def register(app: typer.Typer) -> None:
-    views = typer.Typer(invoke_without_command=True, help="What readers see, and what this code has.")
-    views.callback()(show)
-    views.command()(resume)
-    views.command()(drop)
-    app.add_typer(views, name="views")
+app = new_app(__doc__)
 
 
+@app.callback(invoke_without_command=True)
 def show(context: typer.Context, as_json: Json = False) -> None:
     """Per view: version in the code and live, table, agent, lag, parked streams, builds."""
     if context.invoked_subcommand is not None:
         return
-    from infra.settings import Settings
-    from projections.engine.operate.overview import overview
-    from projections.engine.views.core_views import all_views
-    from tools import terminal
-
     terminal.show(_result(overview(Settings(), all_views())), _text, as_json=as_json)
 
 
+@app.command()
+def resume(
+    views: Annotated[list[str] | None, typer.Argument(help="Stopped views; without, all but journals.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Fold stopped views on with this code, from where they stopped, and make them live again."""
+    settings = Settings()
+    limit = calls_limited(settings.decide_limit_s)  # what stopped the view may not end here either
+    with telling_what_became(views or []), limit, terminal.Stages(quiet=as_json) as stages:
+        result = run(settings, views or [], all_views(), progress=stages)
+    terminal.show(terminal.plain(result), switched, as_json=as_json)
+
+
+@app.command()
 def drop(
     view: ViewName,
     which: Annotated[str, typer.Argument(help="A version, for all its tables that are not needed, or a table's name.")],
@@ -44,11 +51,6 @@ def drop(
     as_json: Json = False,
 ) -> None:
     """Drop tables that are not live: old and abandoned ones, or any one by its name."""
-    from infra.settings import Settings
-    from projections.engine.rebuild.builds import drop_tables, droppable
-    from projections.engine.views.core_views import all_views
-    from tools import terminal
-
     settings = Settings()
     builds = droppable(settings, view, which)
     names = ", ".join(build.table for build in builds)
@@ -61,8 +63,6 @@ def drop(
 
 
 def _result(found: Overview) -> dict[str, Any]:
-    from tools import terminal
-
     return {
         "views": {
             view.name: {
@@ -106,8 +106,6 @@ def _how(code: View | None) -> str:
 
 
 def _text(found: dict[str, Any]) -> Iterator[RenderableType]:
-    from tools.terminal import Text, table
-
     def row(name: str, view: dict[str, Any]) -> tuple[Any, ...]:
         others = [
             f"{build['table']} ({build['state']}{', as of ' + build['as_of'] if build['as_of'] else ''})"
@@ -116,15 +114,15 @@ def _text(found: dict[str, Any]) -> Iterator[RenderableType]:
         ]
         versions = [view[which] and f"v{view[which]}" for which in ("code", "live")]
         if view["stopped"]:
-            versions[1] = Text("stopped", "red")
+            versions[1] = terminal.Text("stopped", "red")
         return name, *versions, view["table"], view["agent"], view["parked"] or None, ", ".join(others)
 
     columns = ("view", "code", "live", "table", "agent", "parked", "other tables")
-    yield table(columns, (row(name, view) for name, view in found["views"].items()))
+    yield terminal.table(columns, (row(name, view) for name, view in found["views"].items()))
     for name, view in found["views"].items():
         if why := view["stopped"]:
             at = f"event {why['stream_version']} of {why['stream']} (partition {why['partition']}, offset {why['offset']})"
-            yield Text(f"{name} stopped at {at}, {why['stopped_at']:%F %T}: {why['error']}", "red")
+            yield terminal.Text(f"{name} stopped at {at}, {why['stopped_at']:%F %T}: {why['error']}", "red")
             if view["code"]:
                 yield f"  Correct projections/{name}.py, then `samefold {why['how']} {name}`."
             else:
@@ -135,6 +133,6 @@ def _text(found: dict[str, Any]) -> Iterator[RenderableType]:
         behind = f"{lag.records:,} records, {lag.seconds:,.1f} s behind" if lag.records else "up to date"
         yield f"agent {agent}: {f'{behind}; at {at}' if at else 'has not started yet'}"
         if now["difference"]:
-            yield Text(f"  {now['difference']}", "yellow")
+            yield terminal.Text(f"  {now['difference']}", "yellow")
     for agent in found["retired"]:
         yield f"agent {agent}: retired, none of its views is live; its processes may end"

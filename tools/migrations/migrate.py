@@ -7,12 +7,9 @@ older code goes back. The branch `core` is Samefold's and comes with it; `samefo
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,6 +39,10 @@ from infra.database.revisions import BRANCHES, CORE, VIEWS
 from infra.database.roles import settle
 from infra.errors import SamefoldError
 from infra.settings import Settings
+from projections.engine.views import core_views
+from projections.engine.views.sql_views import ensure_sql_views
+from projections.engine.views.tables import table_of
+from tools.scaffold.parts import tidy
 
 T = TypeVar("T")
 
@@ -63,8 +64,6 @@ def upgrade(settings: Settings) -> tuple[list[str], list[str]]:
 
     Raises DatabaseAhead, MigrationsConflict, ViewInUse.
     """
-    from projections.engine.views.core_views import all_views
-    from projections.engine.views.sql_views import ensure_sql_views
 
     def act(connection: sa.Connection, config: Config) -> tuple[list[str], list[str]]:
         connection.execute(sa.text("set local lock_timeout = 0"))  # another upgrade may take long
@@ -80,7 +79,7 @@ def upgrade(settings: Settings) -> tuple[list[str], list[str]]:
     with named_errors(settings):
         found = _with(settings, act)
         with connect(settings, "samefold db") as connection:
-            ensure_sql_views(connection, {view.name: view.table_name for view in all_views().values()})
+            ensure_sql_views(connection, {view.name: view.table_name for view in core_views.all_views().values()})
     return found
 
 
@@ -138,23 +137,18 @@ _HINTS = {
 
 def declared() -> sa.MetaData:
     """The tables that the code declares: the engine's own, and one for each view's version."""
-    from projections.engine.views.core_views import all_views
-    from projections.engine.views.tables import table_of
-
     metadata = sa.MetaData()
     for table in schema.metadata.sorted_tables:
         table.to_metadata(metadata)
-    for view in all_views().values():
+    for view in core_views.all_views().values():
         table_of(view, metadata=metadata)
     return metadata
 
 
 def branch_of(table: str) -> str:
     """The branch whose migrations create a table."""
-    from projections.engine.views.core_views import OUTCOMES
-
     found = VIEW_TABLE.fullmatch(table)
-    return CORE if (found["view"] == OUTCOMES if found else table in schema.metadata.tables) else VIEWS
+    return CORE if (found["view"] == core_views.OUTCOMES if found else table in schema.metadata.tables) else VIEWS
 
 
 def include_object(_object: Any, name: str | None, kind: str, reflected: bool, compare_to: Any) -> bool:
@@ -254,9 +248,7 @@ def _written(found: Any) -> Path | None:
     if found is None or isinstance(found, list):
         return None
     written = Path(found.path)
-    if find_spec("ruff") is not None:
-        for arguments in (["check", "--select=F401,I", "--fix"], ["format"]):
-            subprocess.run([sys.executable, "-m", "ruff", *arguments, "--quiet", str(written)], check=False)
+    tidy(written, "F401,I")
     return written
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -73,6 +74,7 @@ def update(root: Path, ref: str | None, clone: Path | None) -> Updated:
         with tempfile.TemporaryDirectory() as scratch:
             fresh = Path(scratch) / "fresh"
             _copier(clone, "copy", "--vcs-ref", after["_commit"], "--data", f"name={after['name']}", PUBLIC, str(fresh))
+            _add_newly_given(fresh, root)
             (root / MANIFEST).write_text(_manifest(fresh))
     except BaseException as error:
         git(root, "reset", "--quiet", "--hard")
@@ -109,11 +111,28 @@ def changed(root: Path) -> list[str] | None:
     """Samefold's files that were changed or removed here; None without a manifest, as in Samefold itself. Raises BrokenFile."""
     if not (root / MANIFEST).exists():
         return None
+    return [name for digest, name in _entries(root) if not (root / name).is_file() or _digest(root / name) != digest]
+
+
+def _entries(root: Path) -> list[tuple[str, str]]:
+    """Hash and name of each file in the manifest. Raises BrokenFile."""
     try:
-        lines = [line.split("  ", 1) for line in (root / MANIFEST).read_text().splitlines()]
-        return [name for digest, name in lines if not (root / name).is_file() or _digest(root / name) != digest]
+        lines = (root / MANIFEST).read_text().splitlines()
+        return [(digest, name) for digest, name in (line.split("  ", 1) for line in lines)]
     except ValueError:
         raise _broken(MANIFEST) from None
+
+
+def _add_newly_given(fresh: Path, root: Path) -> None:
+    """Copy files that Samefold had before, but gives to services only now: Copier takes them for files that were deleted here."""
+    if not (root / MANIFEST).exists():
+        return
+    given_before = {name for _, name in _entries(root)}
+    for file in fresh.rglob("*"):
+        name = file.relative_to(fresh)
+        if file.is_file() and not (root / name).exists() and str(name) not in given_before:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, root / name)
 
 
 def _broken(name: str) -> BrokenFile:

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from domain.language import kebab
 from infra.errors import SamefoldError
 
 COLUMNS = {"name", "line", "what", "events", "count", "index"}
@@ -51,7 +52,7 @@ def check_service(name: str, requirements: Path) -> None:
 
 def check_context(name: str) -> None:
     """Raises BadName unless it is one or more words in lower case, such as `rooms` or `room_bookings`."""
-    from api.commands import RESERVED
+    from api.commands import RESERVED  # brings FastAPI, which takes long
 
     module(name, "a context", "rooms", most=30)
     if name in RESERVED | {"engine", "language", "service"}:
@@ -102,13 +103,6 @@ def class_name(name: str, what: str, example: str) -> str:
     if hasattr(builtins, name):
         raise BadName(f"{name!r} is a name of Python's own.", f"Choose another name for {what}.")
     return name
-
-
-def kebab(name: str) -> str:
-    """`RoomAdded` as `room-added`, as the API and recorded refusals write it."""
-    from domain import language  # brings pydantic, too slow for the start of every command
-
-    return language.kebab(name)
 
 
 def words(name: str) -> str:

@@ -17,8 +17,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from symtable import symtable
 
+from domain.language import kebab
 from infra.errors import SamefoldError
-from tools.scaffold.names import BadName, Names, check_context, class_name, kebab, module, names_of, words
+from tools.scaffold.names import BadName, Names, check_context, class_name, module, names_of, words
 
 SKELETON = Path(__file__).parent / "skeleton"
 TYPES = {
@@ -103,11 +104,7 @@ class Parts:
         source.add_fact(name, "Event", source.parse_fields(fields))
         source.add_case("evolve", f"case {name}():", "return state")
         test = self._test_of(context)
-        test.imports += [
-            "from hypothesis import given as for_all",
-            f"from domain.{context} import {name}, State, evolve",
-            "from tools.testing.facts import facts",
-        ]
+        test.imports.append(f"from domain.{context} import {name}, State, evolve")
         test.append(
             f"@for_all(event=facts({name}))\n"
             f"def test_{words(name)}_leaves_the_state_as_it_is(event: {name}) -> None:\n"
@@ -146,11 +143,7 @@ class Parts:
         source.add_fact(name, "Command", own)
         source.add_case("decide", f"case {name}():", f"return {decided}")
         test = self._test_of(context)
-        test.imports += [
-            "from hypothesis import given as for_all",
-            f"from domain.{context} import {name}, State, decide{f', {event}' if event else ''}",
-            "from tools.testing.facts import facts",
-        ]
+        test.imports.append(f"from domain.{context} import {name}, State, decide{f', {event}' if event else ''}")
         test.append(
             f"@for_all(command=facts({name}))\n"
             f"def test_{words(name)}_leads_to_{words(event) if event else 'nothing_yet'}(command: {name}) -> None:\n"
@@ -234,7 +227,10 @@ class Parts:
         return [Path(name) for name in texts]
 
     def _test_of(self, context: str) -> Source:
-        return Source(self.root / "tests" / f"test_{context}.py", f'"""Tests of {context}."""')
+        """The context's test, to which one of generated events or commands will be added."""
+        source = Source(self.root / "tests" / f"test_{context}.py", f'"""Tests of {context}."""')
+        source.imports += ["from hypothesis import given as for_all", "from tools.testing.facts import facts"]
+        return source
 
     def _changed(self, *sources: Source, next: list[str]) -> Written:  # noqa: A002
         for source in sources:
@@ -385,10 +381,10 @@ def _targets(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
     return node.targets if isinstance(node, ast.Assign) else [node.target]
 
 
-def tidy(file: Path) -> None:
-    """Sort and merge imports, and format, if the formatter is installed."""
+def tidy(file: Path, rules: str = "I") -> None:
+    """Sort and merge imports, and format, if the formatter is installed. `rules` are ruff's."""
     if find_spec("ruff") is not None:
-        for arguments in (["check", "--select=I", "--fix"], ["format"]):
+        for arguments in (["check", f"--select={rules}", "--fix"], ["format"]):
             subprocess.run([sys.executable, "-m", "ruff", *arguments, "--quiet", "--no-cache", str(file)], check=False)
 
 

@@ -301,7 +301,7 @@ def test_without_the_master_key_nothing_starts_or_shows_what_is_sealed(
 def test_without_its_file_samefold_run_ends_at_once(
     bank: Bank, samefold: Samefold, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("domain.engine.contexts.has_personal_fields", lambda: True)
+    monkeypatch.setattr("tools.cli.run.has_personal_fields", lambda: True)
     monkeypatch.setattr("infra.observability.logs.configure", lambda *_: None)
     refused = samefold("run", "api", settings=bank.world.model_copy(update={"master_key_file": tmp_path / "none"}))
     assert refused.returncode == 2

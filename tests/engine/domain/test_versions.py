@@ -18,7 +18,6 @@ import pytest
 from pydantic import AfterValidator
 
 from commands.intake import Intake, Received, Rejected, command_of, fingerprint_of, receive
-from domain.engine import contexts
 from domain.engine.contexts import BadContext, Context, UnknownEvent, UnreadableEvent, context_of, decode_event
 from domain.engine.storable import comparable
 from domain.engine.versions import stored_type
@@ -230,7 +229,7 @@ def test_history_shows_the_events_of_today_and_as_the_log_has_them(
     world: Settings, samefold: Samefold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What can't be read is shown as it is stored."""
-    monkeypatch.setattr(contexts, "contexts", lambda: {"made": LATER})
+    monkeypatch.setattr("tools.cli.history.contexts", lambda: {"made": LATER})
     set_up(world)
     written = [("Filled", {"cents": 5, "note": "found"}), ("Filled/3", {"amount": 7, "currency": "EUR"})]
     written += [("Spent", {"cents": 1}), ("Filled/4", {"much": 1}), ("Filled", {"dollars": 5})]

@@ -23,7 +23,7 @@ from tests.engine.api.raw_http import ask
 from tests.engine.spine import beside
 from tools import doctor
 from tools.testing.fixtures import ROOT, Samefold
-from tools.testing.waiting import until
+from tools.testing.waiting import DEADLINE_S, until
 
 CANARY = "c4n4ry-s3cret"
 SIGNING = "whsec_" + b64encode(f"{CANARY}-signs-webhooks".encode()).decode()
@@ -122,6 +122,23 @@ def test_the_doctor_names_a_file_that_everybody_may_read(tmp_path: Path, monkeyp
     assert not finding().ok
     assert str(file) in finding().found
     assert "chmod 600" in finding().hint
+
+
+def test_a_file_of_webhooks_that_only_an_earlier_release_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samefold: Samefold
+) -> None:
+    """Where a deployment's other secrets are in the folder that was SAMEFOLD_SECRETS_DIR."""
+    url = file_of(tmp_path, "samefold_database_url", "host=127.0.0.1 port=1")
+    hooks = file_of(tmp_path, "samefold_webhooks", json.dumps(ENDPOINT))
+    monkeypatch.setenv("SAMEFOLD_DATABASE_URL_FILE", str(url))
+    monkeypatch.setenv("SAMEFOLD_KAFKA_BOOTSTRAP", "127.0.0.1:1")
+    done = samefold("run", "policies", process_s=DEADLINE_S)
+    assert done.returncode == 2
+    assert f"bad-settings: The file {hooks} is not read" in done.stderr
+    assert f"→ Set SAMEFOLD_WEBHOOKS_FILE={hooks}, or remove the file." in done.stderr
+    assert f"The file {hooks} is not read" in samefold("doctor").stdout
+    monkeypatch.setenv("SAMEFOLD_WEBHOOKS_FILE", str(hooks))
+    Settings().require_webhooks_read()  # or it is refused
 
 
 def test_another_process_is_told_the_file_and_not_the_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """A guide as its reader meets it: walked from the first line to the last, in a service that `samefold new` has made.
 
 Files are written as the page shows them, lines that begin with `$` are typed, and what is below them is what they print, `…`
-standing for anything. What follows from a command is there a little later, so what only reads is typed until it shows it.
+standing for anything. What follows from a command is there a little later, so what only reads is typed until it shows it. So is a
+request with an Idempotency-Key: it may be repeated.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -59,8 +61,12 @@ class Author:
 
     def type(self, line: str, expected: str) -> None:
         words = shlex.split(line)
-        if words == ["samefold", "dev", "run"]:
+        if words in (["samefold", "dev", "run"], ["make", "run"]):
             self.restart()
+        elif words == ["make", "check"]:
+            self.service.check("-m", "not integration")
+        elif words[0] == "source":
+            pass  # the commands are on the path here
         elif words[-1] == "&":
             log = self.log.with_name("beside.log")
             self.beside.append(self._begin(words[1:-1], log, "wb"))
@@ -72,13 +78,14 @@ class Author:
         elif words[0] == "export":
             name, _, value = words[1].partition("=")
             self.service.environment[name] = value
-        elif words[0] != "samefold":
+        elif words[0] != "samefold" and "Idempotency-Key" not in line:
             self.require(self.service.run("sh", "-ec", line).stdout, expected)
-        elif words[1] in READS and "switch" not in words:
+        elif words[0] == "curl" or (words[1] in READS and "switch" not in words):
             shown: list[str] = []
 
             def is_shown() -> bool:
-                shown.append(self.service.samefold(*words[1:]).stdout)
+                done = self.service.run("sh", "-ec", line) if words[0] == "curl" else self.service.samefold(*words[1:])
+                shown.append(done.stdout)
                 return matches(shown[-1], expected)
 
             try:
@@ -142,13 +149,20 @@ def matches(shown: str, expected: str) -> bool:
     return re.fullmatch(pattern, shown.strip(), re.DOTALL) is not None
 
 
-@pytest.fixture
-def author(hotel: Tree, data: Path) -> Iterator[Author]:
-    someone = Author(hotel, data)
+@contextmanager
+def at_work(service: Tree, folder: Path) -> Iterator[Author]:
+    """The author of a service, whose development stack has this folder."""
+    someone = Author(service, folder)
     try:
         yield someone
     finally:
         try:
             someone.end()
         finally:
-            hotel.samefold("dev", "down")
+            service.samefold("dev", "down")
+
+
+@pytest.fixture
+def author(hotel: Tree, data: Path) -> Iterator[Author]:
+    with at_work(hotel, data) as someone:
+        yield someone

@@ -4,9 +4,12 @@ The guides are walked from the first line to the last, and the files that they s
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from tests.engine.pages.pages import Author, author, blocks, files  # noqa: F401
+from tests.engine.pages.pages import Author, at_work, author, blocks, files  # noqa: F401
 from tests.engine.tools.service_trees import Tree
 from tools.scaffold.names import names_of
 from tools.scaffold.parts import SKELETON
@@ -49,3 +52,19 @@ def test_a_page_from_the_first_line_to_the_last(page: str, author: Author) -> No
         (author.service.folder / "commands.jsonl").write_text(leave)
         author.type("samefold send commands.jsonl --wait", "…accepted 1, rejected 0")
         author.type("samefold history rooms/14", "…GuestLeft…RoomCleaned…moves~…")
+
+
+@pytest.mark.prove(part="new-services")
+@pytest.mark.integration
+@pytest.mark.xdist_group("services")
+def test_the_page_on_a_service_of_ones_own_from_the_first_line_to_the_last(
+    source: Tree, home: Path, data: Path, tmp_path: Path
+) -> None:
+    (_, making), *then = blocks((ROOT / "docs" / "own-service.md").read_text())
+    [made] = re.findall(r"^\$ \.venv/bin/samefold new \.\./library (.*)$", making, re.MULTILINE)
+    source.samefold("new", str(tmp_path / "library"), *made.split())
+    with at_work(Tree(tmp_path / "library", home), data) as author:  # noqa: F811
+        author.restart()
+        author.restarts = False  # the page says when
+        for language, block in then:
+            author.walk(language, block.replace(":8000", f":{author.port}"))

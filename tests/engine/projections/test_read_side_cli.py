@@ -12,11 +12,11 @@ import pytest
 
 from infra.database.connect import connect
 from infra.settings import Settings
-from projections.engine.views import core_views
 from projections.engine.views.core_views import all_views
 from tests.engine.bookkeeper import Bookkeeper, fold_all
 from tests.engine.projections.bankviews import ACCOUNTS, live_table, stop_as_older_code_would, with_views
 from tests.engine.spine import scalar
+from tools.cli import switch, views
 from tools.testing.fixtures import Samefold
 from tools.testing.waiting import until
 
@@ -144,7 +144,8 @@ def test_a_stopped_view_is_told_and_resumed(
     assert _json(samefold, world, "verify")["differences"] == 0
     assert samefold("views", "resume", settings=world).stdout == "Nothing to do: what is live is what this code has.\n"
     stop_as_older_code_would(world, "balances")
-    monkeypatch.setattr(core_views, "all_views", lambda: without)
+    for command in (switch, views):
+        monkeypatch.setattr(command, "all_views", lambda: without)
     told = samefold("views", settings=world).stdout
     assert ("projections/balances.py" in told, "balances v2 is live" in told) == (False, False)
     assert "`samefold switch balances` at once" in told

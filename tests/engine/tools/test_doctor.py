@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from domain.engine import contexts
 from domain.engine.personal.masters import new_line
 from infra.processes.java import JavaMissing, find_java
 from infra.settings import Settings
@@ -107,7 +106,7 @@ def configured(world: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
 def test_what_personal_values_need_is_looked_at(
     configured: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contexts, "has_personal_fields", lambda: True)
+    monkeypatch.setattr(doctor, "has_personal_fields", lambda: True)
     missing = of_personal_values()
     assert not missing.ok
     assert "SAMEFOLD_MASTER_KEY_FILE" in missing.found
@@ -121,7 +120,7 @@ def test_code_that_can_not_be_imported_is_a_finding_too(monkeypatch: pytest.Monk
     def broken() -> bool:
         raise NameError("name 'Tetx' is not defined")
 
-    monkeypatch.setattr(contexts, "has_personal_fields", broken)
+    monkeypatch.setattr(doctor, "has_personal_fields", broken)
     found = of_personal_values()
     assert not found.ok
     assert "Tetx" in found.found

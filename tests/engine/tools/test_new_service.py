@@ -157,6 +157,7 @@ def test_what_is_added_runs_and_a_newer_samefold_is_taken_over(source: Tree, hot
 
     assert "A newer word" in (hotel.folder / ENGINE_FILE).read_text()
     assert "samefold db upgrade" in done.stdout
+    assert "samefold doctor, with the environment of each deployment" in done.stdout
     assert yours(hotel) == mine
     hotel.check()
     assert "none changed here" in hotel.samefold("doctor", code=None).stdout
@@ -170,6 +171,7 @@ def test_an_update_merges_local_changes_and_lists_conflicts(source: Tree, hotel:
     with (hotel.folder / merged).open("a") as file:
         file.write("\n\nOURS = 1\n")
     (hotel.folder / "access.py").unlink()  # a service from before there was one
+    (not_wanted := hotel.folder / "docs" / "limits.md").unlink()
     refused = hotel.samefold("update", "--from", str(source.folder), "--to", "HEAD", code=1)
     assert "not committed" in refused.stderr
     hotel.commit("Changes of our own to Samefold's files")
@@ -179,13 +181,14 @@ def test_an_update_merges_local_changes_and_lists_conflicts(source: Tree, hotel:
     assert "middle of a merge" in refused.stderr
     merging.unlink()
     told = hotel.samefold("doctor", code=None).stdout
-    assert f"2 changed here: {ENGINE_FILE}, {merged}" in told
+    assert f"3 changed here: docs/limits.md, {ENGINE_FILE}, {merged}" in told
 
     newer = Tree(Path(shutil.copytree(source.folder, tmp_path / "newer", symlinks=True)), tmp_path)
     newer.write(ENGINE_FILE, '"""How an agent reads the log', '"""A newer word on how an agent reads the log')
     with (newer.folder / "infra" / "errors.py").open("a") as file:
         file.write("\n\nNEWER = 1\n")
     (newer.folder / merged).write_text("# newer\n" + (newer.folder / merged).read_text())
+    newer.write("copier.yml", '  - "/docs/first-event.md"\n', "")  # services get it from now on
     newer.commit("A newer engine")
     done = hotel.samefold("update", "--from", str(newer.folder), "--to", "HEAD", code=1)
 
@@ -197,6 +200,8 @@ def test_an_update_merges_local_changes_and_lists_conflicts(source: Tree, hotel:
     assert both.startswith("# newer")
     assert both.endswith("OURS = 1\n")
     assert "NEWER = 1" in (hotel.folder / "infra" / "errors.py").read_text()
+    assert (hotel.folder / "docs" / "first-event.md").exists()
+    assert not not_wanted.exists()
 
     assert "write access.py" in done.stdout
     assert not (hotel.folder / "access.py").exists()

@@ -1,0 +1,43 @@
+"""`samefold forget SUBJECT`: destroy the keys of somebody's personal values."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from domain.engine.personal.keys import Keys, require_subject
+from infra.database.connect import session
+from infra.settings import Settings
+from tools.cli import Json, Yes, new_app
+from tools.terminal import show
+
+app = new_app()
+
+
+@app.command()
+def forget(
+    subject: Annotated[
+        str, typer.Argument(help="Whom: a stream's name, or what a SubjectId names.", show_default=False)
+    ],
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Destroy the keys of a subject: whoever shows their personal values shows the fallback from now on. Final.
+
+    Safe to run again. A subject without keys is forgotten too: nothing personal can be written about them any more.
+    """
+    settings = Settings()
+    require_subject(subject)
+    keys = Keys(settings)
+    if not yes:
+        typer.confirm(f"Forget '{subject}' for good? No backup of Samefold's brings it back.", abort=True, err=True)
+    with session(settings, "samefold forget") as connection:
+        found = keys.forget(connection, subject)
+    destroyed = f"{found.keys} {'key was' if found.keys == 1 else 'keys were'} destroyed."
+    nothing = "It was forgotten before." if found.before else "Nothing was found under this name: check it."
+    show(
+        found._asdict(),
+        lambda _: [f"'{subject}' is forgotten. {destroyed if found.keys else nothing}"],
+        as_json=as_json,
+    )
