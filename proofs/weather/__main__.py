@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
-from proofs.weather.clock import start_under_the_clock
+from proofs.weather.clock import remove_clock, start_under_the_clock
 from proofs.weather.endpoints import GONE, KINDS
 from proofs.weather.month import Month
 from tools.testing.fixtures import in_memory
@@ -83,6 +83,7 @@ def main() -> int:
                 shutil.rmtree(folder, ignore_errors=True)
         total["months"] += 1
         seed += 1
+    remove_clock()
     print(f"{total['months']} months: {dict(total)}")
     return 1 if found else 0
 

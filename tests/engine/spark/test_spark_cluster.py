@@ -98,20 +98,27 @@ def test_a_lost_executor_and_speculation_write_each_row_once(
     assert list(tmp_path.glob("twin-1.1.*")), "there was a speculative attempt"
 
 
-@pytest.mark.parametrize(
-    "on",
-    [pytest.param("local[2]", marks=pytest.mark.slow), pytest.param("cluster", marks=pytest.mark.prove(part="chaos"))],
-)
-def test_the_same_scripts_run_by_spark_submit(
-    bank: Bookkeeper, request: pytest.FixtureRequest, tmp_path: Path, on: str
-) -> None:
+@pytest.mark.slow
+def test_a_script_is_run_by_spark_submit(bank: Bookkeeper, tmp_path: Path) -> None:
+    assert_rebuilds("local[2]", bank.world, tmp_path)
+
+
+@pytest.mark.prove(part="chaos")
+def test_the_same_scripts_are_run_on_a_cluster(bank: Bookkeeper, cluster: Cluster, tmp_path: Path) -> None:
     world = bank.world
-    if on_cluster := on == "cluster":
-        cluster: Cluster = request.getfixturevalue("cluster")
-        cluster.settings_for(world)
-        on = cluster.url
+    cluster.settings_for(world)
+    assert_rebuilds(cluster.url, world, tmp_path)
+    with connect(world, "vandal") as db:
+        db.execute("delete from balances_v2 where account = '7'")
+    verified = spark_submit(cluster.url, "verify.py", "balances", "--json", settings=world, cwd=tmp_path)
+    assert verified.returncode == 1, verified.stderr
+    assert _printed(verified.stdout)["views"]["balances"]["shown"][0]["what"] == "missing"
+
+
+def assert_rebuilds(master: str, world: Settings, folder: Path) -> None:
+    """The script rebuilds a view to the rows that it has."""
     live = rows(world, "statement_v2")
-    rebuilt = spark_submit(on, "rebuild.py", "statement", "--json", settings=world, cwd=tmp_path)
+    rebuilt = spark_submit(master, "rebuild.py", "statement", "--json", settings=world, cwd=folder)
     assert rebuilt.returncode == 0, rebuilt.stderr
     assert _printed(rebuilt.stdout)["rows"] == {
         "statement": len(live),
@@ -120,13 +127,6 @@ def test_the_same_scripts_run_by_spark_submit(
     assert live_table(world, "statement") == "statement_v2_r2"
     assert rows(world, "statement_v2_r2") == live
     assert world.database not in rebuilt.stderr
-    if not on_cluster:
-        return  # the other script is the same but for a word
-    with connect(world, "vandal") as db:
-        db.execute("delete from balances_v2 where account = '7'")
-    verified = spark_submit(on, "verify.py", "balances", "--json", settings=world, cwd=tmp_path)
-    assert verified.returncode == 1, verified.stderr
-    assert _printed(verified.stdout)["views"]["balances"]["shown"][0]["what"] == "missing"
 
 
 def _printed(output: str) -> Any:
