@@ -5,7 +5,7 @@ letters apart), which says when the first of them is due. A deliverer claims a l
 
 Each statement finds its rows by an index, however many there are. A deliverer waits for no row that another transaction has locked:
 `claim` passes over it, and what records an attempt raises LockNotAvailable, to be called again in a moment. Times are the
-database's.
+database's, or `now` where a clock is given.
 """
 
 from __future__ import annotations
@@ -56,17 +56,24 @@ def writes(policy: str, wishes: Sequence[Wish]) -> list[Statement]:
     """The statements of a batch that wishes these posts."""
     if not wishes:
         return []
-    rows = [_row(policy, one) for one in sorted(wishes)]
+    rows = [
+        (
+            one.id,
+            policy,
+            one.at.stream,
+            one.at.version,
+            one.number,
+            one.target,
+            one.body,
+            time_of(one.at.time_ms),
+            one.dead,
+        )
+        for one in sorted(wishes)
+    ]
     columns = [kind.pack(values) for kind, values in zip(_TYPES, zip(*rows, strict=True), strict=True)]
     ids = binary_arrays.texts([one.id for one in wishes])
     dead = [Statement(_BURIED, [ids], log_dead_letters)] if any(one.dead for one in wishes) else []
     return [Statement(_INSERT, columns), Statement(_OPEN_LANES + b"false", [ids]), *dead]
-
-
-def _row(policy: str, post: Wish) -> tuple[Any, ...]:
-    """The values of _COLUMNS."""
-    at = post.at
-    return post.id, policy, at.stream, at.version, post.number, post.target, post.body, time_of(at.time_ms), post.dead
 
 
 def revive(connection: Connection, ids: Sequence[str]) -> int:
@@ -134,9 +141,11 @@ def endpoints(connection: Connection) -> set[str]:
     return {endpoint for (endpoint,) in connection.execute(_ENDPOINTS)}
 
 
-def claim(connection: Connection, endpoint: str, most: int, lease_s: float) -> list[tuple[Lane, PendingPost | None]]:
+def claim(
+    connection: Connection, endpoint: str, most: int, lease_s: float, now: datetime | None = None
+) -> list[tuple[Lane, PendingPost | None]]:
     """Claim so many lanes that are due, the longest first. Each comes with its first post; None if it has none any more."""
-    values = {"endpoint": endpoint, "most": most, "lease": timedelta(seconds=lease_s)}
+    values = {"endpoint": endpoint, "most": most, "lease": timedelta(seconds=lease_s), "now": now}
     return [(Lane(*row[:4]), _post(row[4:])) for row in connection.execute(_CLAIM, values)]
 
 
@@ -152,17 +161,20 @@ def bury(connection: Connection, lane: Lane, post: PendingPost, dead: str) -> tu
     return is_mine, _post(found)
 
 
-def try_later(connection: Connection, lane: Lane, post: PendingPost, delay_s: float) -> None:
+def try_later(
+    connection: Connection, lane: Lane, post: PendingPost, delay_s: float, now: datetime | None = None
+) -> None:
     """Count a failed attempt and give the lane back until the next one, if it is still this process's."""
-    connection.execute(_LATER, lane._asdict() | post._asdict() | {"delay": timedelta(seconds=delay_s)})
+    values = {"delay": timedelta(seconds=delay_s), "now": now}
+    connection.execute(_LATER, lane._asdict() | post._asdict() | values)
 
 
-def release(connection: Connection, lane: Lane) -> None:
+def release(connection: Connection, lane: Lane, now: datetime | None = None) -> None:
     """Give a lane back, or delete it if it has no posts any more."""
+    values = lane._asdict() | {"now": now}
     with connection.transaction():
-        connection.execute(_HELD.encode(), lane._asdict())
-        # in a statement of its own, which sees what was written before the lock
-        connection.execute(_RELEASE, lane._asdict())
+        connection.execute(_HELD.encode(), values)
+        connection.execute(_RELEASE, values)  # in a statement of its own, which sees what was written before the lock
 
 
 def _post(found: Sequence[Any]) -> PendingPost | None:
@@ -178,13 +190,14 @@ with recursive found (endpoint) as (
 select endpoint from found where endpoint is not null
 """  # each step is one look into the index, whatever the endpoints before have
 
+_NOW = "coalesce(%(now)s::timestamptz, now())"
 _POST = "id, body, attempts, version, number"
 _CLAIM = f"""
 with due as materialized (
-  select endpoint, policy, stream from lanes where endpoint = %(endpoint)s and next_attempt <= now()
+  select endpoint, policy, stream from lanes where endpoint = %(endpoint)s and next_attempt <= {_NOW}
    order by next_attempt limit %(most)s for update skip locked),
 claimed as (
-  update lanes l set claimed = true, next_attempt = now() + %(lease)s from due
+  update lanes l set claimed = true, next_attempt = {_NOW} + %(lease)s from due
    where (l.endpoint, l.policy, l.stream) = (due.endpoint, due.policy, due.stream)
   returning l.endpoint, l.policy, l.stream, l.next_attempt)
 select c.*, p.* from claimed c left join lateral (
@@ -215,10 +228,10 @@ select exists (select from held), p.* from {_NEXT}
 _LATER = f"""
 with held as materialized ({_HELD}),
 tried as (update posts set attempts = attempts + 1 from held where id = %(id)s)
-update lanes set claimed = false, next_attempt = now() + %(delay)s from held where {_MINE}
+update lanes set claimed = false, next_attempt = {_NOW} + %(delay)s from held where {_MINE}
 """.encode()  # noqa: S608
 _RELEASE = f"""
 with rest as materialized (select from posts where {_LANE} and dead is null limit 1),
 ended as (delete from lanes where {_MINE} and not exists (select from rest))
-update lanes set claimed = false, next_attempt = now() where {_MINE} and exists (select from rest)
+update lanes set claimed = false, next_attempt = {_NOW} where {_MINE} and exists (select from rest)
 """.encode()  # noqa: S608

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from functools import partial
@@ -86,10 +86,14 @@ class Answer(NamedTuple):
 
 
 class Webhooks:
-    """Posts what is due. Its constructor raises MasterKeyUnusable, where bodies may have personal values."""
+    """Posts what is due. `clock` takes the place of the database's time, if it is not None.
 
-    def __init__(self, settings: Settings, name: str) -> None:
+    Its constructor raises MasterKeyUnusable, where bodies may have personal values.
+    """
+
+    def __init__(self, settings: Settings, name: str, *, clock: Callable[[], datetime | None] = lambda: None) -> None:
         self._settings = settings
+        self.clock = clock
         self.status = logs.StatusLog(log, name)
         self._posts = _Session(settings, f"samefold {name} webhooks", self.status, "the database is available again")
         self._keys = Keys(settings) if settings.webhooks and has_personal_fields() else None
@@ -124,6 +128,9 @@ class Webhooks:
                 await asyncio.gather(*(queue.end() for queue in queues))
                 self._posts.end()
                 self._opening.end()
+
+    def now(self) -> datetime:
+        return self.clock() or datetime.now(UTC)
 
     def kick(self) -> None:
         """Look for posts now: there are new ones. Any thread may call this."""
@@ -229,8 +236,7 @@ class _Queue:
         """The last attempt had no answer: the endpoint's name may not resolve."""
         self._signer = Webhook(endpoint.secret.get_secret_value())
         self._sending: dict[Lane, asyncio.Task[None]] = {}
-        self._quiet_until = 0.0
-        """By the monotonic clock: until then the endpoint wants nothing (Retry-After)."""
+        self._quiet_until = webhooks.now()
 
     async def run(self) -> None:
         while True:
@@ -250,12 +256,12 @@ class _Queue:
                 task.result()
 
     def _is_quiet(self) -> bool:
-        return self._webhooks.is_ending or time.monotonic() < self._quiet_until
+        return self._webhooks.is_ending or self._webhooks.now() < self._quiet_until
 
     async def _claim(self, most: int) -> None:
         """Claim so many lanes, the longest due first, and begin to deliver them."""
         lease_s = TURN_S + self._endpoint.timeout_s + TURN_S  # the last one, to record its last answer
-        claim = partial(posts.claim, endpoint=self._name, most=most, lease_s=lease_s)
+        claim = partial(posts.claim, endpoint=self._name, most=most, lease_s=lease_s, now=self._webhooks.clock())
         # the turn begins with the lease: until then the claim may have waited behind others
         until, claimed = await self._webhooks.asked(lambda connection: (time.monotonic() + TURN_S, claim(connection)))
         for lane, post in claimed:
@@ -271,7 +277,7 @@ class _Queue:
         with suppress(SamefoldError, TimeoutError):
             async with asyncio.timeout(TURN_S):
                 for lane in [lane for lane, task in self._sending.items() if task.cancelled()]:
-                    await self._webhooks.asked(partial(posts.release, lane=lane))
+                    await self._webhooks.asked(partial(posts.release, lane=lane, now=self._webhooks.clock()))
 
     async def _deliver(self, lane: Lane, post: PendingPost | None, until: float) -> None:
         """Post what is in the lane, in order, up to the first one that is to be tried later."""
@@ -292,7 +298,9 @@ class _Queue:
                 self._webhooks.status.well(f"endpoint {self._name}", f"endpoint '{self._name}' takes posts again")
                 post = await self._webhooks.asked(partial(posts.delivered, lane=lane, post=post))
             elif (delay_s := self._failed(post, answer)) is not None:
-                await self._webhooks.asked(partial(posts.try_later, lane=lane, post=post, delay_s=delay_s))
+                clock = self._webhooks.clock
+                later = partial(posts.try_later, lane=lane, post=post, delay_s=delay_s, now=clock())
+                await self._webhooks.asked(later)
                 return
             else:
                 gave_up = f"{DeadReason.GAVE_UP}: attempt {post.attempts + 1}"
@@ -301,26 +309,26 @@ class _Queue:
                 if was_buried:
                     log.error("post %s to endpoint '%s' is a dead letter: %s", post.id, self._name, dead)
                 post = following
-        await self._webhooks.asked(partial(posts.release, lane=lane))
+        await self._webhooks.asked(partial(posts.release, lane=lane, now=self._webhooks.clock()))
 
     def _failed(self, post: PendingPost, answer: Answer) -> float | None:
         """Log it. Returns the seconds until the next attempt, None if there is none."""
         what = f"endpoint '{self._name}' did not take post {post.id}: {answer.why}"
         self._webhooks.status.wrong(f"endpoint {self._name}", what, answer.result)
         if answer.retry_after_s:
-            self._quiet_until = time.monotonic() + answer.retry_after_s
+            self._quiet_until = self._webhooks.now() + timedelta(seconds=answer.retry_after_s)
         if answer.result is Result.GONE or post.attempts >= len(DELAYS_S):
             return None
         return max(DELAYS_S[post.attempts] * random.uniform(1, 1 + JITTER), answer.retry_after_s)
 
     async def _attempt(self, post: PendingPost) -> Answer:
-        now = datetime.now(UTC)
+        now = self._webhooks.now()
         headers = {
             "content-type": "application/json",
             "user-agent": "samefold",
             "webhook-id": post.id,
             "webhook-timestamp": str(int(now.timestamp())),
-            "webhook-signature": self._signer.sign(post.id, now, post.body),
+            "webhook-signature": self._signer.sign(post.id, now.astimezone(UTC), post.body),
         }
         url, content = self._endpoint.url.get_secret_value(), post.body.encode()
         answer: Answer | None = None

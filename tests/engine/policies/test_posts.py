@@ -5,6 +5,7 @@ Posts: what is claimed and recorded of them by several processes at once, and wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 
 import pytest
 from psycopg.errors import LockNotAvailable
@@ -26,6 +27,8 @@ from tests.engine.policies.test_webhooks import (
 )
 from tools.testing.waiting import until
 
+LATER = START + timedelta(hours=1)
+
 
 @pytest.fixture
 def db(world: Settings) -> Iterator[Connection]:
@@ -33,26 +36,26 @@ def db(world: Settings) -> Iterator[Connection]:
         yield connection
 
 
-def claimed(db: Connection, lease_s: float = 60) -> tuple[Lane, PendingPost]:
-    """The only lane that is due. A lease of 0 s ends at once."""
-    [(lane, post)] = posts.claim(db, "crm", 4, lease_s)
+def claimed(db: Connection, now: datetime = START, lease_s: float = 60) -> tuple[Lane, PendingPost]:
+    """The only lane that is due."""
+    [(lane, post)] = posts.claim(db, "crm", 4, lease_s, now)
     assert post
     return lane, post
 
 
 def test_a_lane_is_claimed_once_until_its_lease_ends(world: Settings, db: Connection) -> None:
     put(world, "crm", "boxes/1", [1, 2])
-    lane, post = claimed(db, lease_s=0)
-    again, same = claimed(db)
+    lane, post = claimed(db)
+    assert posts.claim(db, "crm", 4, 60, START + timedelta(seconds=59)) == []
+    again, same = claimed(db, START + timedelta(seconds=60))
     assert (again[:3], same) == (lane[:3], post)
-    assert posts.claim(db, "crm", 4, 60) == []
 
 
 RECORDS: dict[str, Callable[[Connection, Lane, PendingPost], PendingPost | None]] = {
     "delivered": posts.delivered,
     "dead": lambda db, lane, post: posts.bury(db, lane, post, "gone: it answered 410")[1],
-    "failed": lambda db, lane, post: posts.try_later(db, lane, post, 0),
-    "given back": lambda db, lane, _: posts.release(db, lane),
+    "failed": lambda db, lane, post: posts.try_later(db, lane, post, 3600, LATER),
+    "given back": lambda db, lane, _: posts.release(db, lane, START),
 }
 
 
@@ -61,10 +64,10 @@ def test_a_process_that_wakes_after_its_lease_does_not_disturb_the_next_one(
     world: Settings, db: Connection, record: Callable[[Connection, Lane, PendingPost], PendingPost | None]
 ) -> None:
     put(world, "crm", "boxes/1", [1, 2])
-    lane, post = claimed(db, lease_s=0)
-    taken, _ = claimed(db)
+    lane, post = claimed(db)
+    taken, _ = claimed(db, LATER)
     assert record(db, lane, post) is None, "it does not go on"
-    assert posts.claim(db, "crm", 4, 60) == [], "the lane is the other one's"
+    assert posts.claim(db, "crm", 4, 60, LATER) == [], "the lane is the other one's"
     assert set(waiting(world).values()) == {(0, None)}
     second = posts.delivered(db, taken, post)
     assert second
@@ -73,18 +76,18 @@ def test_a_process_that_wakes_after_its_lease_does_not_disturb_the_next_one(
 
 def test_a_lane_does_not_end_while_a_batch_writes_into_it(world: Settings, db: Connection) -> None:
     put(world, "crm", "boxes/1", [1])
-    lane, post = claimed(db, lease_s=0)
+    lane, post = claimed(db)
     assert posts.delivered(db, lane, post) is None
     with connect(world, "batch") as batch, batch.transaction():
         written(batch, "crm", "boxes/1", [2])
         with pytest.raises(LockNotAvailable):
-            posts.release(db, lane)
-        assert posts.claim(db, "crm", 4, 60) == [], "nobody waits for the batch"
-    posts.release(db, lane)
+            posts.release(db, lane, START)
+        assert posts.claim(db, "crm", 4, 60, LATER) == [], "nobody waits for the batch"
+    posts.release(db, lane, START)
     lane, post = claimed(db)
     assert post.version == 2
     assert posts.delivered(db, lane, post) is None
-    posts.release(db, lane)
+    posts.release(db, lane, START)
     assert posts.endpoints(db) == set()
 
 
@@ -132,16 +135,16 @@ def calls(world: Settings, db: Connection) -> dict[str, Callable[[], object]]:
     """All that is asked of the tables again and again, and the listing."""
 
     def first() -> tuple[Lane, PendingPost]:
-        return posts.claim(db, "crm", 1, 60)[0]  # type: ignore[return-value]
+        return posts.claim(db, "crm", 1, 60, START)[0]  # type: ignore[return-value]
 
     lane, post = Lane("crm", "letters", "boxes/0", START), PendingPost("letters~00000002", "{}", 0, 2, 0)
     return {
         "endpoints with posts": lambda: posts.endpoints(db),
-        "claim 4 lanes": lambda: posts.claim(db, "crm", 4, 60),
+        "claim 4 lanes": lambda: posts.claim(db, "crm", 4, 60, START),
         "record a delivery": lambda: posts.delivered(db, lane, post),
         "record a dead letter": lambda: posts.bury(db, lane, post, "gone: it answered 410"),
-        "record a failure": lambda: posts.try_later(db, lane, post, 60),
-        "give a lane back": lambda: posts.release(db, lane),
+        "record a failure": lambda: posts.try_later(db, lane, post, 60, START),
+        "give a lane back": lambda: posts.release(db, lane, START),
         "write a batch of 10 posts": lambda: written(db, "crm", "boxes/0", range(10_000_001, 10_000_011)),
         "`outbox list`": lambda: wishes(world, Which(alive=True), limit=100),
         "`outbox list --dead`": lambda: wishes(world, Which(), limit=100),

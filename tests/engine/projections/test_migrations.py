@@ -360,8 +360,7 @@ def test_posts_of_an_older_outbox_are_posted_in_the_same_order(world: Settings, 
         second = posts.delivered(db, lane, first)
         assert second
         assert second.version == 3
-        assert db.execute("update lanes set next_attempt = now() where next_attempt = %s", (tomorrow,)).rowcount == 1
-        [(_, other)] = posts.claim(db, "crm", 10, 60)
+        _, (_, other) = posts.claim(db, "crm", 10, 60, tomorrow)
         assert other
         assert other.id == "letters~4"
     assert retry(world, Which(reason="gone")) == (1, 0)
