@@ -259,7 +259,6 @@ def test_an_append_that_fails_at_once_has_no_effect_and_the_next_may_do(
 
 
 @pytest.mark.usefixtures("api")
-@pytest.mark.usefixtures("api")
 def test_an_append_does_not_wait_long_for_those_under_way(shared_world: Settings) -> None:
     """And no client gets 202 before its command is known to be in the log."""
     produced: list[bytes] = []
