@@ -28,4 +28,5 @@ class Former(MetaPathFinder, Loader):
         vars(module).update({name: value for name, value in vars(moved).items() if not name.startswith("__")})
 
 
-sys.meta_path.append(Former())
+# first: folders that an update emptied still hold __pycache__, and Python would take them for packages
+sys.meta_path.insert(0, Former())

@@ -154,3 +154,13 @@ def test_tests_of_a_service_of_before_find_what_moved(former: str, now: str) -> 
     found, moved = vars(import_module(former)), vars(import_module(now))
     assert {name for name in moved if not name.startswith("__")} <= found.keys()
     assert [name for name in moved if not name.startswith("__") and found[name] is not moved[name]] == []
+
+
+def test_what_moved_is_found_where_compiled_files_of_before_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update removes infra/cli/*.py; the folder stays, with what Python compiled, and would be an empty package."""
+    (tmp_path / "cli" / "__pycache__").mkdir(parents=True)
+    monkeypatch.setattr("infra.__path__", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "infra.cli", raising=False)
+    assert import_module("infra.cli").Json is import_module("tools.cli").Json
