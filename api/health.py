@@ -146,7 +146,7 @@ class Readiness:
         return ReadModelStandsStill(
             f"Agent '{agent}' has not moved in partition {partition} for {lag.still:.0f} s, {lag.records} records behind the log"
             + (f", and in {len(still) - 1} others." if len(still) > 1 else "."),
-            "Is an agent running (`samefold run agent`)? Its log says why it is stuck.",
+            "Is an agent running (`samefold run agent`), with the live views (`samefold doctor`)? Its log says why it waits.",
         )
 
 

@@ -25,6 +25,7 @@ from infra.database.deadline import Connection, Pool
 from infra.errors import SamefoldError
 from infra.settings import Settings
 from projections.engine.live.lag import VIEWS
+from projections.engine.live.startup import how_it_goes_live
 from projections.engine.views import queries
 from projections.engine.views.queries import Found, Query
 from projections.engine.views.sql_views import STOPPED
@@ -196,9 +197,7 @@ class ViewReader:
 
     def _not_live(self, view: View, version: int | None) -> ViewNotLive:
         if version is None:
-            return ViewNotLive(
-                f"View '{view.name}' is not live yet.", "If no agent is starting, start one: `samefold run agent`."
-            )
+            return ViewNotLive(f"View '{view.name}' is not live yet.", how_it_goes_live(view.name))
         return ViewNotLive(
             f"View '{view.name}' is live as version {version}, and this code has version {view.version}.",
             "A deployment is under way, or was never finished: `samefold views` and `samefold rebuild`.",

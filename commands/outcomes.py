@@ -10,6 +10,7 @@ import psycopg
 from psycopg import sql
 
 from infra.errors import SamefoldError
+from projections.engine.live.startup import how_it_goes_live
 from projections.engine.views.columns import PARTITION
 from projections.engine.views.core_views import OUTCOMES, all_views, command_key
 
@@ -52,7 +53,7 @@ def live_table(connection: psycopg.Connection[Any], view: str, version: int | No
     if row is None:
         raise ReadModelNotSetUp(
             f"View '{view}' is not live yet{f' in version {version}' if version else ''}.",
-            "If no agent is starting, start one: `samefold run agent`.",
+            how_it_goes_live(view),
         )
     return str(row[0])
 

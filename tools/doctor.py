@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import psycopg
 
@@ -25,12 +26,16 @@ from infra.processes.java import find_java
 from infra.settings import PREFIX, Settings
 from infra.tls import unprotected
 from policies.engine.activations import held_policies
+from projections.engine.operate.overview import differences
 from projections.engine.rebuild.switch import hand_made, pointers
 from projections.engine.store.positions import AGENTS, stopped_views
+from projections.engine.views.core_views import all_views
 from spark_jobs import jars
 from tools.dev.postgres import VERSION, binaries
 from tools.dev.stack import Stack
 from tools.scaffold.copying import MANIFEST, changed
+
+T = TypeVar("T")
 
 MIN_DISK_GB = 2
 KAFKA_S = 5.0
@@ -62,7 +67,8 @@ def examine() -> list[Finding]:
     of_settings |= {"development stack": _stack, "TLS": _tls, "Kafka": _kafka, "PostgreSQL": _database}
     findings += [_look(name, look, settings) for name, look in of_settings.items()]
     if all(found.ok for found in findings[-2:]):  # else it would only repeat that Kafka or PostgreSQL is unavailable
-        of_data = {"topics": _topics, "archive": _archive, "personal values": _personal, "standing still": _still}
+        of_data = {"topics": _topics, "archive": _archive, "personal values": _personal, "views": _views}
+        of_data |= {"standing still": _still}
         findings += [_look(name, look, settings) for name, look in of_data.items()]
     return findings
 
@@ -217,6 +223,26 @@ def _archive(settings: Settings) -> str:
     return f"{sum(ends.values()):,} of {sum(topic.end.values()):,} records ({settings.archive})"
 
 
+def _views(settings: Settings) -> str:
+    """Compares the views that are live with those of this code: an agent folds only while they are the same."""
+    views = _imported("domain/ or projections/", all_views)
+    try:
+        with session(settings, "doctor") as connection:
+            live = pointers(connection)
+            started = connection.execute("select agent from positions where topic = %s", (settings.events_topic,))
+            found = differences(views, live, {agent for (agent,) in started})
+    except (NotConfigured, DatabaseBehind, DatabaseRefused) as error:
+        return f"not checked: {error.message}"
+    if not live:
+        return "none is live yet: an agent's first start makes them live (`samefold run agent`)"
+    if found:
+        raise Unfit(
+            " ".join(f"Agent {agent}: {difference}" for agent, difference in found.items()),
+            "An agent folds only while the live views are those of its code. docs/change-a-read-model.md has the steps.",
+        )
+    return f"{len(live)} are live, in this code's versions"
+
+
 def _still(settings: Settings) -> str:
     """Compares two looks at who has something to do, and names the views that have stopped."""
 
@@ -254,15 +280,20 @@ def _still(settings: Settings) -> str:
     return "nothing"
 
 
-def _personal(settings: Settings) -> str:
-    """The master key; their topic is checked with the others."""
+def _imported(folders: str, read: Callable[[], T]) -> T:
+    """What `read` finds in the service's own code. Raises Unfit where that can't be imported."""
     try:
-        if not has_personal_fields():
-            return "no field is personal"
+        return read()
     except SamefoldError:
         raise
     except Exception as error:
-        raise Unfit(f"domain/ can't be imported: {in_words(error)}.", "Correct it.") from error
+        raise Unfit(f"{folders} can't be imported: {in_words(error)}.", "Correct it.") from error
+
+
+def _personal(settings: Settings) -> str:
+    """The master key; their topic is checked with the others."""
+    if not _imported("domain/", has_personal_fields):
+        return "no field is personal"
     if settings.kafka_bootstrap is None and settings.master_key_file is None:
         return _not_yet("MASTER_KEY_FILE")
     return f"master key '{masters(settings).first}'"

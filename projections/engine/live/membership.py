@@ -70,7 +70,14 @@ class Membership:
     async def _join(self) -> None:
         self.consumer = AIOKafkaConsumer(**_consumer_settings(self.settings, self.group, self.name))
         self.consumer.subscribe([self.settings.events_topic], listener=_Rebalance(self, self.consumer))
-        await self.consumer.start()
+        starting = asyncio.ensure_future(self.consumer.start())
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # aiokafka 0.14 leaves its first connection open where it is cancelled before the first answer
+            await asyncio.wait({starting}, timeout=LEAVE_S)
+            starting.cancel()
+            raise
 
     async def leave(self) -> None:
         consumer, self.consumer = self.consumer, None

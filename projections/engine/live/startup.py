@@ -86,6 +86,11 @@ def set_difference(live: Mapping[str, int], code: Mapping[str, int]) -> str | No
     return f"{'; '.join(changes)}. {hint}"
 
 
+def how_it_goes_live(view: str) -> str:
+    """What to do about a view without a live version."""
+    return f"`samefold rebuild {view}` makes it live; in a new service, an agent's first start does (`samefold run agent`)."
+
+
 def _start(connection: Connection, agent: str, views: Mapping[str, View], contract: Contract) -> None:
     for view in views.values():
         table = sql.Identifier(view.table_name)

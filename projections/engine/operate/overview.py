@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from infra.archive.whole_log import read_range
@@ -65,10 +65,11 @@ def overview(settings: Settings, views: Mapping[str, View]) -> Overview:
         builds = [build for build in builds_of(connection) if exists(connection, build.table)]
         parked = parked_streams(connection, live_only=True)
         stopped = {one.view: one for one in stopped_views(connection)}
-        agents = sorted({*(view.agent for view in views.values()), *(pointer.agent for pointer in live.values())})
+        agents = _agents(views, live)
         positions = {agent: read_positions(connection, agent, settings.events_topic) for agent in agents}
         retired = connection.execute(_RETIRED, (settings.events_topic, agents)).fetchall()
     topic = topics.describe(settings, settings.events_topic)
+    different = differences(views, live, {agent for agent, at in positions.items() if at})
     return Overview(
         tuple(
             ViewNow(
@@ -81,27 +82,32 @@ def overview(settings: Settings, views: Mapping[str, View]) -> Overview:
             )
             for name in sorted({*views, *live})
         ),
-        {agent: _agent(settings, agent, positions[agent], topic, views, live) for agent in agents},
+        {agent: _agent(settings, at, topic, different.get(agent)) for agent, at in positions.items()},
         tuple(agent for (agent,) in retired),
     )
 
 
-def _agent(
-    settings: Settings,
-    agent: str,
-    positions: Positions | None,
-    topic: topics.Topic,
-    views: Mapping[str, View],
-    live: Mapping[str, Pointer],
-) -> AgentNow:
-    wanted = code_set({name: view for name, view in views.items() if view.agent == agent})
+def _agent(settings: Settings, positions: Positions | None, topic: topics.Topic, difference: str | None) -> AgentNow:
     if positions is None:
-        is_new = not live.keys() & wanted.keys()
-        hint = f"Start it: `samefold run agent --agent {agent}`." if is_new else set_difference({}, wanted)
-        return AgentNow({}, AgentLag(sum(topic.end.values()), 0.0), hint)
-    return AgentNow(
-        positions.readings, lag_of(settings, positions.readings, topic), set_difference(positions.live_set, wanted)
-    )
+        return AgentNow({}, AgentLag(sum(topic.end.values()), 0.0), difference)
+    return AgentNow(positions.readings, lag_of(settings, positions.readings, topic), difference)
+
+
+def differences(views: Mapping[str, View], live: Mapping[str, Pointer], started: Collection[str]) -> dict[str, str]:
+    """By agent, how its live views differ from this code's, and what to do. `started` are the agents that have positions."""
+    found = {}
+    for agent in _agents(views, live):
+        wanted = code_set({name: view for name, view in views.items() if view.agent == agent})
+        has = {name: pointer.version for name, pointer in live.items() if pointer.agent == agent}
+        if agent not in started and not live.keys() & wanted.keys():
+            found[agent] = f"Start it: `samefold run agent --agent {agent}`."
+        elif difference := set_difference(has, wanted):
+            found[agent] = difference
+    return found
+
+
+def _agents(views: Mapping[str, View], live: Mapping[str, Pointer]) -> list[str]:
+    return sorted({*(view.agent for view in views.values()), *(pointer.agent for pointer in live.values())})
 
 
 def lag_of(settings: Settings, readings: Mapping[int, Reading], topic: topics.Topic) -> AgentLag:

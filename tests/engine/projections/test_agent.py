@@ -6,6 +6,7 @@ The agent as a process: it folds, holds, goes on and ends as it says.
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import subprocess
 import sys
@@ -27,8 +28,10 @@ from domain.accounts import AccountOpened, MoneyDeposited
 from infra.database.connect import connect
 from infra.errors import SamefoldError
 from infra.log import clients, partitioner, topics
+from infra.observability.logs import StatusLog
+from infra.processes.process_end import Parts
 from infra.settings import Settings
-from projections.engine.live.membership import what_it_knows
+from projections.engine.live.membership import Membership, what_it_knows
 from tests.engine.api import api
 from tests.engine.bookkeeper import DAY, Bookkeeper
 from tests.engine.service.test_two_releases import NOTES, write_tree
@@ -224,6 +227,46 @@ def test_a_rebalance_that_completes_while_it_leaves_the_group_is_ignored(
     monkeypatch.setattr("projections.engine.live.membership.AIOKafkaConsumer", Consumer)
     with api.agent(log.world):
         until(lambda: Consumer.made == 2, "it joins again")
+
+
+def test_one_that_ends_while_it_joins_its_group_leaves_no_connection_open(log: Log) -> None:
+    """Kafka's answer about its brokers comes through a port of the test's, after the agent was told to end."""
+    host, _, port = log.world.kafka.rpartition(":")
+
+    async def join_and_end() -> None:
+        asked, may_answer, closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def pass_on(from_agent: asyncio.StreamReader, to_agent: asyncio.StreamWriter) -> None:
+            from_broker, to_broker = await asyncio.open_connection(host, int(port))
+            requests = 0
+            while request := await from_agent.read(1 << 16):
+                to_broker.write(request)
+                answer = await from_broker.read(1 << 16)
+                requests += 1
+                if requests == 2:  # the first one asks for the versions of the protocol
+                    asked.set()
+                    await may_answer.wait()
+                to_agent.write(answer)
+            for writer in (to_broker, to_agent):
+                writer.close()
+                await writer.wait_closed()
+            closed.set()
+
+        async with await asyncio.start_server(pass_on, "127.0.0.1", 0) as server:
+            address = "{}:{}".format(*server.sockets[0].getsockname())
+            settings = log.world.model_copy(update={"kafka_bootstrap": address})
+            logger = logging.getLogger(__name__)
+            member = Membership(settings, "group", "a1", Parts("a1", print), StatusLog(logger, "a1"), print)
+            staying = asyncio.ensure_future(member.stay())
+            await asked.wait()
+            staying.cancel()
+            await asyncio.sleep(0)
+            may_answer.set()
+            await asyncio.wait({staying})
+            await member.leave()
+            await closed.wait()
+
+    asyncio.run(asyncio.wait_for(join_and_end(), DEADLINE_S))
 
 
 def test_an_idle_one_tells_a_restored_database_again_which_events_it_folds(

@@ -115,6 +115,10 @@ def test_views_tell_lag_builds_and_what_to_do(bank: Bookkeeper, samefold: Samefo
     told = samefold("views", settings=world).stdout
     assert "balances is live as v3, this code has v2" in told
     assert "samefold rebuild balances" in told
+    [wrong] = [one for one in _json(samefold, world, "doctor", code=1)["findings"] if not one["ok"]]
+    assert wrong["name"] == "views"
+    assert "Agent core: balances is live as v3, this code has v2. " in wrong["found"]
+    assert "samefold rebuild balances" in wrong["found"]
 
 
 def test_a_stopped_view_is_told_and_resumed(
