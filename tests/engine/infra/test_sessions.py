@@ -1,4 +1,6 @@
-"""make test: the slowest takes 10 s. What lies between a session and what it depends on: a pooler of sessions, and defaults that
+"""make test + test-all: `make test` must pass where PgBouncer is not installed.
+
+What lies between a session and what it depends on: a pooler of sessions, and defaults that
 a role or database has, change nothing; a pooler of transactions or statements is refused by name.
 """
 
@@ -95,6 +97,7 @@ def at_work(settings: Settings, number: int) -> Iterator[None]:
             one.result(DEADLINE_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backends", "others"), [(1, 0), (20, 0), (2, 3)])
 @pytest.mark.parametrize("round_robin", [0, 1])
 @pytest.mark.parametrize("mode", ["transaction", "statement"])
@@ -117,6 +120,7 @@ def test_other_pooling_is_refused_by_name(
             asyncio.run(open_one())
 
 
+@pytest.mark.slow
 def test_an_api_behind_one_is_not_ready_and_says_why(stack: Stack, world: Settings) -> None:
     set_up(world)
     with pooled(stack, world, "transaction") as settings, serving(settings) as api:
@@ -152,6 +156,7 @@ def the_service_works(world: Settings, samefold: Samefold) -> None:
         assert (done.returncode, "rror" in done.stderr) == (0, False), (command, done.stderr, done.stdout)
 
 
+@pytest.mark.slow
 def test_a_pooler_of_sessions_changes_nothing(stack: Stack, empty_world: Settings, samefold: Samefold) -> None:
     with pooled(stack, empty_world, "session", default_pool_size=60) as settings:
         the_service_works(settings, samefold)

@@ -1,4 +1,4 @@
-"""make test + test-all: nginx starts in milliseconds; its times are those of the page, and one test waits for them.
+"""make test + test-all: `make test` must pass where nginx is not installed.
 
 docs/behind-a-proxy.md: nginx runs the page's lines and protects the API as it says; commands, rows and live rows come through.
 """
@@ -133,6 +133,7 @@ def client(proxy: Proxy) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.mark.slow
 def test_a_command_and_a_row_come_through_whatever_is_in_the_streams_name(client: httpx.Client) -> None:
     opened = client.post("/accounts/through%2Fit/open-account", json={"overdraft_limit": 0, "on": DAY})
     assert (opened.status_code, opened.json()["stream"]) == (200, "accounts/through/it")
@@ -146,6 +147,7 @@ def test_a_command_and_a_row_come_through_whatever_is_in_the_streams_name(client
         assert one.headers["Server"] == "nginx"
 
 
+@pytest.mark.slow
 def test_live_rows_come_through_at_once_and_go_on_behind_the_last_one_seen(api: Api, client: httpx.Client) -> None:
     api.open("watched")
     with live(client) as events:
@@ -186,6 +188,7 @@ def test_a_request_that_arrives_slowly_is_cut_off_and_never_reaches_the_api(
         listening.accept()
 
 
+@pytest.mark.slow
 def test_one_address_may_have_only_so_many_requests_at_once(silent: tuple[Proxy, socket.socket]) -> None:
     proxy, listening = silent
     request = head("GET", "/views/balances/ada/live")
@@ -205,6 +208,7 @@ def test_one_address_may_have_only_so_many_requests_at_once(silent: tuple[Proxy,
         until(has_reached_the_api, "another address has its own share")
 
 
+@pytest.mark.slow
 def test_one_address_may_send_only_so_many_requests_a_second(tmp_path: Path) -> None:
     """Before nothing: nginx answers 502 itself, and so fast that they come within a second or two on any machine."""
     [nobody] = free_ports(1)
@@ -221,6 +225,7 @@ def test_one_address_may_send_only_so_many_requests_a_second(tmp_path: Path) -> 
         assert statuses(OTHER_HOST) == [502] * 100
 
 
+@pytest.mark.slow
 def test_a_process_that_was_away_gets_requests_as_soon_as_it_is_back(tmp_path: Path) -> None:
     """Of two: nginx never leaves out the only one."""
     ports = free_ports(2)
@@ -234,6 +239,7 @@ def test_a_process_that_was_away_gets_requests_as_soon_as_it_is_back(tmp_path: P
                 back.shutdown()
 
 
+@pytest.mark.slow
 def test_what_is_too_large_ends_at_nginx_and_a_command_that_is_too_large_at_the_api(
     proxy: Proxy, client: httpx.Client
 ) -> None:
