@@ -124,13 +124,15 @@ def _entries(root: Path) -> list[tuple[str, str]]:
 
 
 def _add_newly_given(fresh: Path, root: Path) -> None:
-    """Copy files that Samefold had before, but gives to services only now: Copier takes them for files that were deleted here."""
-    if not (root / MANIFEST).exists():
-        return
-    given_before = {name for _, name in _entries(root)}
+    """Copy files that Samefold had before, but gives to services only now: Copier takes them for files that were deleted here.
+
+    A deleted file is in the service's history. The manifest of an earlier release also lists files that it did not copy.
+    """
     for file in fresh.rglob("*"):
         name = file.relative_to(fresh)
-        if file.is_file() and not (root / name).exists() and str(name) not in given_before:
+        if file.is_file() and not (root / name).exists():
+            if git(root, "log", "-1", "--full-history", "--format=%h", "--", f":(literal){name}"):
+                continue
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(file, root / name)
 

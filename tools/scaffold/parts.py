@@ -257,8 +257,11 @@ class Source:
 
     def fields(self, event: str) -> dict[str, str]:
         """An event's fields without a default, with their types as they are written. Raises NoPlace."""
-        if event not in self.members("Event"):
-            raise self._no_place(f"no event {event}", f"Add the event first: `samefold add event {event}`.")
+        if event not in (known := self.members("Event")):
+            raise self._no_place(
+                f"no event {event}",
+                f"It has {', '.join(known)}. A new one comes first: `samefold add event {event} --context {self.file.stem}`.",
+            )
         return self._fields(event)
 
     def pair(self) -> tuple[str, str, list[str]]:

@@ -254,9 +254,19 @@ def version_of(module: ModuleType, file: str, bad: type[SamefoldError]) -> int:
 def events_of(annotation: Any, file: str, known: Collection[Context], bad: type[SamefoldError]) -> frozenset[type]:
     """The events of these contexts to which the annotation of a parameter `event` subscribes. Raises `bad`."""
     members = members_of(annotation)
-    if not members or not all(isinstance(member, type) and member is not NoneType for member in members):
+    strange = [
+        "None" if member is NoneType else repr(member)
+        for member in members
+        if member is NoneType or not isinstance(member, type)
+    ]
+    if not members or strange:
+        what = (
+            f"the annotation of `event` has {', '.join(strange)}"
+            if strange
+            else "the parameter `event` has no annotation"
+        )
         raise bad(
-            f"{file}: the parameter `event` has no annotation, which would be the subscription.",
+            f"{file}: {what}. It is the subscription and names events.",
             "Name the events: `event: RoomBooked | RoomFreed`.",
         )
     unknown = set(members).difference(*(context.events.values() for context in known))

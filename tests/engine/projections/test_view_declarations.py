@@ -130,6 +130,8 @@ def test_a_name_that_the_engine_needs_is_refused(name: str) -> None:
         ("AccountOpened | Nowhere", 1, "policies/odd.py: an annotation of react can't be resolved"),
         ("object", 1, "policies/odd.py subscribes to object, which no context's `Event` names"),
         ("Any", 1, "policies/odd.py: the parameter `event` has no annotation"),
+        ("AccountOpened | None", 1, "policies/odd.py: the annotation of `event` has None"),
+        ("AccountOpened | list[int]", 1, "policies/odd.py: the annotation of `event` has list[int]"),
         ("AccountOpened", None, "policies/odd.py has no VERSION"),
         ("AccountOpened", True, "policies/odd.py has VERSION = True"),
     ],

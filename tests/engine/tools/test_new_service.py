@@ -189,6 +189,9 @@ def test_an_update_merges_local_changes_and_lists_conflicts(source: Tree, hotel:
         file.write("\n\nNEWER = 1\n")
     (newer.folder / merged).write_text("# newer\n" + (newer.folder / merged).read_text())
     newer.write("copier.yml", '  - "/docs/first-event.md"\n', "")  # services get it from now on
+    with (hotel.folder / ".samefold.sha256").open("a") as file:
+        file.write(f"{'0' * 64}  docs/first-event.md\n")  # as an earlier release, which did not bring it
+    hotel.commit("An earlier update")
     newer.commit("A newer engine")
     done = hotel.samefold("update", "--from", str(newer.folder), "--to", "HEAD", code=1)
 
