@@ -33,6 +33,7 @@ def survives(mutation: Patch) -> str | None:
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True).stdout
         subprocess.run(["tar", "x", "-C", folder], input=archive, check=True)
+        subprocess.run(["git", "init", "--quiet", folder], check=True)  # tests that copy the tree ask git for its files
         for edit in mutation.edits:
             file = Path(folder) / edit.file
             file.write_text(file.read_text().replace(edit.old, edit.new, 1))
