@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -191,13 +191,15 @@ class StoreChecks:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _check(self) -> None:
-        rows = await self._checked("database", self._ask_database())
+        rows = ends = None
+        with self._about("database"):
+            rows = await self._ask_database()
         if self._topics is None or time.monotonic() >= self._compare_at:
-            await self._checked("kafka", self._ask_topics())
-        ends = None
+            with self._about("kafka"):
+                await self._ask_topics()
         if self._topics:
-            ask_ends = partial(topics.ends, self._topics[1], self._admin)
-            ends = await self._checked("kafka", self._in_thread(ask_ends))
+            with self._about("kafka"):
+                ends = await self._in_thread(partial(topics.ends, self._topics[1], self._admin))
         self.kafka_answered = ends is not None
         if ends is not None:
             self._kafka_at = time.monotonic()
@@ -208,9 +210,13 @@ class StoreChecks:
         promised = {name: Contract(name, *contract) for name, *contract in contracts}
         self.live = dict(live)
         self.types = frozenset(CommandType(*one) for one in types)
-        self._require("views", partial(self.require_live, *self._write_model))
+        with self._about("views"):
+            self.require_live(*self._write_model)
         if self._topics:
-            self._require("contract", partial(_require_contract, self._topics, promised))
+            with self._about("contract"):
+                for topic in self._topics:
+                    if promise := promised.get(topic.name):  # a missing one: the first handler or agent will record it
+                        require_promised(promise, Contract.of(topic))
             self.failures.pop("start", None)
         if ends is not None:
             positions: dict[str, dict[int, int]] = {}
@@ -222,10 +228,11 @@ class StoreChecks:
                     commands[partition] = max(reported, command + 1), end
             self.seen = HealthSnapshot(time.monotonic(), positions, ends, left_out, commands)
 
-    async def _checked(self, subject: str, asked: Awaitable[T]) -> T | None:
-        """The store's answer, or None with the reason in `failures`."""
+    @contextmanager
+    def _about(self, subject: str) -> Iterator[None]:
+        """Note in `failures` what the block raises, or that the subject is as it should be."""
         try:
-            found = await asked
+            yield
         except psycopg.Error as error:
             self._is_wrong(subject, named_error(error, self._settings))
         except (clients.KafkaUnavailable, KafkaException) as error:  # silent, or it refuses us or this topic
@@ -234,16 +241,6 @@ class StoreChecks:
                 self._is_wrong("kafka", away, "away")
         except SamefoldError as error:
             self._is_wrong("topics" if subject == "kafka" else subject, error)
-        else:
-            self._is_well(subject)
-            return found
-        return None
-
-    def _require(self, subject: str, require: Callable[[], None]) -> None:
-        try:
-            require()
-        except SamefoldError as error:
-            self._is_wrong(subject, error)
         else:
             self._is_well(subject)
 
@@ -287,13 +284,6 @@ class StoreChecks:
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
-
-def _require_contract(now: tuple[Topic, Topic], promised: Mapping[str, Contract]) -> None:
-    """Raises ContractBroken. A missing contract is not broken: the first handler or agent will record it."""
-    for topic in now:
-        if promise := promised.get(topic.name):
-            require_promised(promise, Contract.of(topic))
 
 
 _SEEN = f"""
