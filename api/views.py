@@ -227,7 +227,7 @@ def _live(view: View) -> Route:
         if services.is_stopping:
             raise STOPPING()
         slots, feed = services.subscribers, services.feed(view)
-        await slots.take()
+        await slots.acquire()
         watcher = feed.watch(key, seen or None, only)
         valid_s = valid_for_s(request)
         end_s = LONGEST_FEED_S if valid_s is None else min(valid_s, LONGEST_FEED_S)
@@ -236,7 +236,7 @@ def _live(view: View) -> Route:
         def end() -> None:
             expiry.cancel()
             feed.leave(watcher)
-            slots.give_back()
+            slots.release()
 
         return EventStream(watcher.frames(), end)
 

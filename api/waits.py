@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from psycopg import sql
 
@@ -53,38 +53,32 @@ TOO_MANY_WAIT = kind(429, "too-many-waiting", "Too many callers are waiting.", 1
 # ── a place ──
 
 
-class Slots:
+class Slots(asyncio.Semaphore):
     """A semaphore that raises a Problem where no slot gets free within `wait_s` seconds."""
 
     def __init__(self, most: int, refusal: Kind, wait_s: float = 0, **members: Any) -> None:
+        super().__init__(most)
         self.taken = 0
-        self._free = asyncio.Semaphore(most)
         self._refusal = refusal
         self._members = members
         self._wait_s = wait_s
 
-    async def take(self) -> None:
+    async def acquire(self) -> Literal[True]:
         """Raises Problem 429."""
-        if self._free.locked():
+        if self.locked():
             try:
                 async with asyncio.timeout(self._wait_s):
-                    await self._free.acquire()
+                    await super().acquire()
             except TimeoutError:
                 raise self._refusal(**self._members) from None
         else:
-            await self._free.acquire()  # at once
+            await super().acquire()  # at once
         self.taken += 1
+        return True
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         self.taken -= 1
-        self._free.release()
-
-    async def __aenter__(self) -> None:
-        """A slot for the time of a block. Raises Problem 429."""
-        await self.take()
-
-    async def __aexit__(self, *_: object) -> None:
-        self.give_back()
+        super().release()
 
 
 # ── notifications ──

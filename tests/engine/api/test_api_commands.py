@@ -173,7 +173,7 @@ def test_equal_paths_are_one_path(api: Api) -> None:
 def test_callers_beyond_the_bound_are_told_to_come_back(world: Settings) -> None:
     set_up(world)
     with served(world.model_copy(update={"api_max_waiting": 1, "api_wait_s": 0.5})) as api, appends_nothing(world):
-        asyncio.run_coroutine_threadsafe(api.services.places.take(), api.loop).result()
+        asyncio.run_coroutine_threadsafe(api.services.places.acquire(), api.loop).result()
         answer = deposit(api, "x", 1)
         assert problem(answer, 429, "too-many-waiting")["appended"] == "no"
         assert answer.headers["Retry-After"] == "1"
