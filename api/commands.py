@@ -39,9 +39,10 @@ from api.problems import (
 from api.requests import BAD_SEGMENT, TOO_LARGE, path_of, quoted
 from api.services import Services, services_of
 from api.stores import CommandNotLive, OtherViewsLive
-from api.waits import TOO_MANY_WAIT, Recorded, outcome_after
+from api.waits import TOO_MANY_WAIT, outcome_after
 from commands.append import MaybeAppended, NotAppended
 from commands.intake import bad_client_name, fingerprint_of, holds_nul, require_members_once, validator
+from commands.outcomes import Outcome
 from commands.sealing import Unsealed, holds_token
 from domain.engine.contexts import BadContext, Context, refusals_of
 from domain.engine.personal.fields import is_personal
@@ -248,7 +249,7 @@ async def _require_open(services: Services, kind_: CommandType) -> None:
 
 async def _appended(
     services: Services, ref: CommandRef, command: Command, value: bytes, wait_s: float
-) -> Recorded | None:
+) -> Outcome | None:
     """Append it and wait for its outcome, or until it is in the log where `wait_s` is 0. Raises Problem 429, 503."""
     async with services.places:
         await _require_open(services, CommandType(ref.context.name, command.type))
@@ -277,7 +278,7 @@ def _sent_by(command: Command) -> str:
 # ── the answer ──
 
 
-def answer_of(ref: CommandRef, recorded: Recorded, fingerprint: str, headers: Mapping[str, str]) -> Response:
+def answer_of(ref: CommandRef, recorded: Outcome, fingerprint: str, headers: Mapping[str, str]) -> Response:
     """The answer to the sender of a command with that fingerprint. Raises Problem for all but acceptance."""
     if recorded.fingerprint != fingerprint:
         raise KEY_REUSED(headers=headers, command_id=ref.key)
@@ -295,7 +296,7 @@ def answer_of(ref: CommandRef, recorded: Recorded, fingerprint: str, headers: Ma
     raise kind_(detail, headers=headers, **members)
 
 
-def members_of(ref: CommandRef, recorded: Recorded) -> dict[str, Any]:
+def members_of(ref: CommandRef, recorded: Outcome) -> dict[str, Any]:
     """What accepted and rejected outcomes have in common."""
     return {
         "outcome": recorded.outcome,
@@ -307,7 +308,7 @@ def members_of(ref: CommandRef, recorded: Recorded) -> dict[str, Any]:
     }
 
 
-def message_of(recorded: Recorded) -> str | None:
+def message_of(recorded: Outcome) -> str | None:
     """As the business or the handler wrote it; how code failed is in the log of events, and not public."""
     return FAILED.title if recorded.code == "failed" else recorded.message
 

@@ -17,8 +17,9 @@ from api.permissions import DENIED, rows_for
 from api.problems import INVALID, NOT_FOUND, RETRY_AFTER_S, UNAVAILABLE, invalid, kind
 from api.requests import BAD_SEGMENT, preferences, refuse_unknown, segment, watched
 from api.services import Services, services_of
-from api.waits import TOO_MANY_WAIT, Outcome, Recorded
+from api.waits import TOO_MANY_WAIT, Answer
 from commands.intake import bad_name
+from commands.outcomes import Outcome
 from domain.engine.contexts import contexts
 from infra.access import Rows
 from infra.log.partitioner import partition_of
@@ -82,8 +83,8 @@ async def _outcome(request: Request) -> Response:
 
 
 async def _waited_for(
-    services: Services, ref: CommandRef, rows: Rows | None, events: Topic, outcome: Outcome, wait_s: float
-) -> Recorded | None:
+    services: Services, ref: CommandRef, rows: Rows | None, events: Topic, outcome: Answer, wait_s: float
+) -> Outcome | None:
     """The outcome, as soon as it is there. For one that is another caller's, all of the time passes, as for none."""
     ends_at = asyncio.get_running_loop().time() + wait_s
     await asyncio.wait((outcome,), timeout=wait_s)
@@ -97,7 +98,7 @@ async def _waited_for(
     return None
 
 
-async def _look_up(services: Services, ref: CommandRef, rows: Rows | None, events: Topic) -> Recorded | None:
+async def _look_up(services: Services, ref: CommandRef, rows: Rows | None, events: Topic) -> Outcome | None:
     """The outcome, if it is there. Raises ReadModelNotSetUp, OtherViewsLive, ViewNotLive, DatabaseUnavailable."""
     services.stores.require_live(OUTCOMES)
     key = UUID(command_key(ref.stream, ref.key))
@@ -107,7 +108,7 @@ async def _look_up(services: Services, ref: CommandRef, rows: Rows | None, event
     row = msgspec.json.decode(found.rows[0].json)
     partition = partition_of(ref.stream, events.partitions)
     offsets = {topic: {partition: offsets.get(partition, 0)} for topic, offsets in found.position.positions.items()}
-    return Recorded(
+    return Outcome(
         "accepted" if row["code"] is None else "rejected",
         row["code"],
         row["message"],

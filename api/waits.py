@@ -12,14 +12,13 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import datetime
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from psycopg import sql
 
 from api.problems import Kind, kind
 from commands.append import MaybeAppended
-from commands.outcomes import outcomes_query
+from commands.outcomes import Outcome, outcomes_query
 from infra.database.connect import named_errors, parameters
 from infra.database.deadline import Connection, Session, ended_after
 from infra.errors import SamefoldError
@@ -29,7 +28,6 @@ from infra.settings import Settings
 from projections.engine.store.positions import channel
 from projections.engine.views.binary_arrays import BinaryArray, BinaryArrayDumper, uuids
 from projections.engine.views.core_views import OUTCOMES, all_views, command_key
-from projections.engine.views.token import Token
 
 log = logging.getLogger(__name__)
 
@@ -156,21 +154,7 @@ async def _lasting(
 # ── the outcome of a command ──
 
 
-class Recorded(NamedTuple):
-    """An outcome as it is recorded. `position` is that of its partition, read in the same snapshot."""
-
-    outcome: str
-    code: str | None
-    message: str | None
-    version: int
-    fingerprint: str
-    at: datetime
-    position: Token
-    by: str | None = None
-    """Not read for the command's sender."""
-
-
-Outcome: TypeAlias = asyncio.Future[Recorded | None]
+Answer: TypeAlias = asyncio.Future[Outcome | None]
 """None: the process is stopping."""
 
 Key: TypeAlias = tuple[str, str]
@@ -178,8 +162,8 @@ Key: TypeAlias = tuple[str, str]
 
 
 async def outcome_after(
-    appended: asyncio.Future[None], outcome: Outcome, within_s: float, or_append: bool
-) -> Recorded | None:
+    appended: asyncio.Future[None], outcome: Answer, within_s: float, or_append: bool
+) -> Outcome | None:
     """The outcome, or None where it is not there yet and the command is in the log.
 
     `or_append`: return as soon as the command is in the log. Raises NotAppended, MaybeAppended.
@@ -223,7 +207,7 @@ class OutcomeWaits:
         self._settings = settings
         self._name = f"samefold {name} outcomes"
         self._view = all_views()[OUTCOMES]
-        self._waiting: dict[Key, list[Outcome]] = {}
+        self._waiting: dict[Key, list[Answer]] = {}
         self._by_partition: dict[int, set[Key]] = defaultdict(set)
         self._due: dict[Key, None] = {}
         self._wake = asyncio.Event()
@@ -236,13 +220,13 @@ class OutcomeWaits:
         return sum(map(len, self._waiting.values()))
 
     @contextmanager
-    def waiting(self, stream: str, command_id: str, partitions: int, *, may_be_there: bool) -> Iterator[Outcome]:
+    def waiting(self, stream: str, command_id: str, partitions: int, *, may_be_there: bool) -> Iterator[Answer]:
         """A future that gets the outcome. `may_be_there`: it is looked up in a moment, notified or not.
 
         Enter this before the command is appended. `partitions` is the log's number of them.
         """
         loop = asyncio.get_running_loop()
-        future: Outcome = loop.create_future()
+        future: Answer = loop.create_future()
         if self._gave_up:  # its place was another's until now
             future.set_result(None)
         key, of_partition = (stream, command_id), self._by_partition[partition_of(stream, partitions)]
@@ -297,7 +281,7 @@ class OutcomeWaits:
             self._are_due(due)
             raise
 
-    async def _ask(self, connection: Connection, keys: Sequence[Key]) -> dict[Key, Recorded]:
+    async def _ask(self, connection: Connection, keys: Sequence[Key]) -> dict[Key, Outcome]:
         digests = uuids([command_key(*key) for key in keys])
         while True:
             if (table := self._table) is None:
@@ -311,10 +295,10 @@ class OutcomeWaits:
             await cursor.execute(outcomes_query(table), (digests, self._settings.events_topic, OUTCOMES))
             rows = await cursor.fetchall()
             if rows and rows[0][0] == table:
-                return {keys[row[1] - 1]: _recorded(row) for row in rows if row[1] is not None}
+                return {keys[row[1] - 1]: Outcome.of(row) for row in rows if row[1] is not None}
             self._table = None
 
-    def _answer(self, keys: Iterable[Key], recorded: Recorded | None) -> None:
+    def _answer(self, keys: Iterable[Key], recorded: Outcome | None) -> None:
         for key in keys:
             for future in self._waiting.get(key, ()):
                 if not future.done():
@@ -332,9 +316,3 @@ class OutcomeWaits:
         self._due.update(dict.fromkeys(keys))
         if self._due:
             self._wake.set()
-
-
-def _recorded(row: Sequence[Any]) -> Recorded:
-    _, _, outcome, code, message, version, fingerprint, at, topic_id, partition, next_offset = row
-    position = Token.of(topic_id, {partition: next_offset})
-    return Recorded(outcome, code, message, version, fingerprint, at, position)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from api.server import Server
-    from api.waits import Outcome
+    from api.waits import Answer
 
 API = "api"
 ASKED, APPENDING, NOTIFIED, RECORDED = "request read", "command appending", "notified", "outcome read"
@@ -75,7 +75,7 @@ def marked(server: Server) -> Server:
         return append(*given)
 
     @contextmanager
-    def recorded(*given: Any, **named: Any) -> Iterator[Outcome]:
+    def recorded(*given: Any, **named: Any) -> Iterator[Answer]:
         with waiting(*given, **named) as outcome:
             outcome.add_done_callback(lambda _: mark(RECORDED))
             yield outcome

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from infra.errors import SamefoldError
 from projections.engine.live.startup import how_it_goes_live
 from projections.engine.views.columns import PARTITION
 from projections.engine.views.core_views import OUTCOMES, all_views, command_key
+from projections.engine.views.token import Token
 
 
 class ReadModelNotSetUp(SamefoldError):
@@ -29,6 +31,18 @@ class Outcome(NamedTuple):
     message: str | None
     version: int
     fingerprint: str
+    at: datetime
+    position: Token | None
+    """Of its partition, from the same snapshot; None where no topic was named."""
+    by: str | None = None
+    """Not read for the command's sender."""
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> Outcome:
+        """From a row of `outcomes_query` that has one."""
+        _, _, outcome, code, message, version, fingerprint, at, topic_id, partition, next_offset = row
+        position = None if topic_id is None else Token.of(topic_id, {partition: next_offset})
+        return cls(outcome, code, message, version, fingerprint, at, position)
 
 
 def outcomes_of(
@@ -42,7 +56,7 @@ def outcomes_of(
             outcomes_query(table), ([command_key(*one) for one in commands], "", OUTCOMES)
         ).fetchall()
         if rows and rows[0][0] == table:
-            return {commands[row[1] - 1]: Outcome(*row[2:7]) for row in rows if row[1] is not None}
+            return {commands[row[1] - 1]: Outcome.of(row) for row in rows if row[1] is not None}
 
 
 def live_table(connection: psycopg.Connection[Any], view: str, version: int | None = None) -> str:
