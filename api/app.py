@@ -39,6 +39,7 @@ def create_app(settings: Settings, name: str = "api") -> FastAPI:
             yield
 
     options: dict[str, Any] = {"title": "Samefold", "version": VERSION, "lifespan": lifespan, "redirect_slashes": False}
+    options["exception_handlers"] = problems.HANDLERS
     if settings.shows_docs:
         app = FastAPIOffline(redoc_url=None, **options)
     else:
@@ -46,7 +47,6 @@ def create_app(settings: Settings, name: str = "api") -> FastAPI:
     app.state.services = services
     app.state.readiness = Readiness(services.stores, services.keys, services.issuer)
     services.stores.subscribe(lambda: metrics.API_WAITING.set(len(services.outcomes)))
-    problems.install(app)
     bodies: list[Body] = []
     routers = (commands.router_of(contexts(), bodies), outcomes.router(), health.router(), views.router_of(all_views()))
     for router in routers:

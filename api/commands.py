@@ -149,7 +149,7 @@ def _route(context: Context, kind_: type) -> openapi.Route:
         if unsealed is not None:  # a new key is made in Kafka: not for what can't be appended
             await _require_open(services, CommandType(context.name, stored))
         command = await _sealed(services, command, unsealed)
-        fingerprint, value = _encoded(command, clients.MAX_COMMAND_BYTES)
+        fingerprint, value = _encoded(command)
         wait_s = prefer.wait_or(services.settings.api_wait_s)
         with requests.watched(request):
             recorded = await _appended(services, ref, command, value, wait_s)
@@ -218,14 +218,14 @@ async def _sealed(services: Services, command: Command, unsealed: Unsealed | Non
         raise invalid([("body", str(error))]) from None
 
 
-def _encoded(command: Command, most: int) -> tuple[str, bytes]:
+def _encoded(command: Command) -> tuple[str, bytes]:
     """Its fingerprint and its record's value. Raises Problem 413, 422."""
     try:
         fingerprint = fingerprint_of(command)
         require_members_once(bytes(command.data))
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise invalid([("body", str(error))]) from None
-    value = encode(command)
+    value, most = encode(command), clients.MAX_COMMAND_BYTES
     if len(value) > most:
         raise TOO_LARGE(f"The command takes {len(value)} bytes in the log; it may take {most}.", limit=most)
     return fingerprint, value

@@ -7,6 +7,7 @@ way through the framework, so `api/requests.py` parses them.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -244,17 +245,13 @@ class Body:
         self.components = parts | {self.component: self.schema | {"title": self.component}}
 
     def described(self) -> Json:
-        content = {"schema": {"$ref": REF.format(model=self.component)}} | self._example()
-        return {"requestBody": {"required": True, "content": {JSON: content}}}
-
-    def _example(self) -> Json:
+        content: Json = {"schema": {"$ref": REF.format(model=self.component)}}
         required = self.schema.get("required", ())
-        made = {name: _value(one) for name, one in self.schema.get("properties", {}).items() if name in required}
-        try:
-            validator(self.kind)(TypeAdapter(Json).dump_json(made))
-        except ValidationError:
-            return {}
-        return {"example": made}
+        example = {name: _value(one) for name, one in self.schema.get("properties", {}).items() if name in required}
+        with suppress(ValidationError):
+            validator(self.kind)(TypeAdapter(Json).dump_json(example))
+            content["example"] = example
+        return {"requestBody": {"required": True, "content": {JSON: content}}}
 
 
 def _value(schema: Json) -> Any:

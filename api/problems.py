@@ -9,13 +9,13 @@ A kind of problem is declared once, next to the code that raises it, and explain
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 import msgspec
-from fastapi import FastAPI, Request
+from fastapi import Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -138,28 +138,16 @@ def invalid(errors: Iterable[tuple[str, str]]) -> Problem:
     return INVALID(errors=[{"at": place[:LONGEST_PLACE], "problem": problem} for place, problem in first])
 
 
-def install(app: FastAPI) -> None:
-    """Make every answer that is not 2xx a problem."""
-    app.add_exception_handler(Problem, _problem)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(SamefoldError, _named)
-    app.add_exception_handler(ClientGone, _gone)
-    app.add_exception_handler(Exception, _defect)
-
-
-async def _problem(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, Problem)
+async def _problem(_request: Request, error: Problem) -> Response:
     return error.response()
 
 
-async def _http(_request: Request, error: Exception) -> Response:
+async def _http(_request: Request, error: HTTPException) -> Response:
     """No route, or another method. The router raises nothing else."""
-    assert isinstance(error, HTTPException)
     return (METHOD_NOT_ALLOWED if error.status_code == 405 else NOT_FOUND)(headers=error.headers).response()
 
 
-async def _named(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, SamefoldError)
+async def _named(_request: Request, error: SamefoldError) -> Response:
     problem = problem_of(error)
     if not error.is_public:  # what the client does not learn is logged
         log.warning("answered %d %s: %s", traceable(problem).kind.status, error.code, error)
@@ -173,3 +161,13 @@ async def _gone(_request: Request, _error: Exception) -> Response:
 async def _defect(_request: Request, _error: Exception) -> Response:
     # Uvicorn logs the traceback and closes the connection
     return traceable(DEFECT(headers={"Connection": "close"})).response()
+
+
+HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]] = {
+    Problem: _problem,
+    HTTPException: _http,
+    SamefoldError: _named,
+    ClientGone: _gone,
+    Exception: _defect,
+}
+"""FastAPI's. They make every answer that is not 2xx a problem."""

@@ -193,7 +193,11 @@ class StoreChecks:
     async def _check(self) -> None:
         rows = ends = None
         with self._about("database"):
-            rows = await self._ask_database()
+            names = [self._settings.commands_topic, self._settings.events_topic]
+            async with self._pool.connection() as connection:
+                with ended_after(connection, DATABASE_S):
+                    cursor = await connection.execute(_SEEN, (self._settings.events_topic, names))
+                rows = await cursor.fetchone()
         if self._topics is None or time.monotonic() >= self._compare_at:
             with self._about("kafka"):
                 await self._ask_topics()
@@ -254,13 +258,6 @@ class StoreChecks:
     def _is_well(self, subject: str) -> None:
         self.failures.pop(subject, None)
         self._status.well(subject, f"{subject}: as it should be")
-
-    async def _ask_database(self) -> Any:
-        names = [self._settings.commands_topic, self._settings.events_topic]
-        async with self._pool.connection() as connection:
-            with ended_after(connection, DATABASE_S):
-                cursor = await connection.execute(_SEEN, (self._settings.events_topic, names))
-            return await cursor.fetchone()
 
     def _ask_commands(self, commands: Topic) -> None:
         """What no request depends on: unknown where this process may not ask for the handlers' group."""

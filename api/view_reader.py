@@ -189,19 +189,16 @@ class ViewReader:
                 f"View '{view.name}' has not been kept up to date since {since:%Y-%m-%dT%H:%M:%S%z}: {stopped}.",
                 CORRECT_IT,
             )
+        if version is None:
+            raise ViewNotLive(f"View '{view.name}' is not live yet.", how_it_goes_live(view.name))
         if version != view.version:
-            raise self._not_live(view, version)
+            raise ViewNotLive(
+                f"View '{view.name}' is live as version {version}, and this code has version {view.version}.",
+                "A deployment is under way, or was never finished: `samefold views` and `samefold rebuild`.",
+            )
         if not stopped:
             self._tables[view.name] = str(table)
         return str(table)
-
-    def _not_live(self, view: View, version: int | None) -> ViewNotLive:
-        if version is None:
-            return ViewNotLive(f"View '{view.name}' is not live yet.", how_it_goes_live(view.name))
-        return ViewNotLive(
-            f"View '{view.name}' is live as version {version}, and this code has version {view.version}.",
-            "A deployment is under way, or was never finished: `samefold views` and `samefold rebuild`.",
-        )
 
 
 _LIVE_TABLE = f"""

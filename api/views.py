@@ -49,7 +49,7 @@ from api.view_reader import (
     row_tag,
     stream_of,
 )
-from infra.access import BadAccess, Rows
+from infra.access import BadAccess
 from infra.database.connect import DatabaseUnavailable
 from projections.engine.views.columns import schema_of
 from projections.engine.views.queries import Found
@@ -196,7 +196,9 @@ def _page(view: View) -> Route:
         only, asked = rows_for(request, view), question_of(view, request)
         most, services, views = asked.limit + 1, services_of(request), _reader(request)
         caller = caller_of(request)
-        is_searched = any(is_search(view, one) for one in _filtered(asked.filters, only))
+        # columns that rows are found by: those of the filters, with each set of those that the caller may read by
+        found_by_columns = [{*asked.filters, *allowed} for allowed in (only.shape if only else ((),))]
+        is_searched = any(is_search(view, one) for one in found_by_columns)
         async with services.searching(caller.subject if caller else None) if is_searched else nullcontext():
             found = await found_by(view, request, lambda: views.page(view, asked.filters, asked.after_key, most, only))
         rows = (await views.shown(found))[: asked.limit]
@@ -273,11 +275,6 @@ def _as_of(found: Found) -> dict[str, str]:
 def is_search(view: View, filtered: Collection[str]) -> bool:
     """Whether a page is filtered, and not by the key's first column, so that no index helps."""
     return bool(filtered) and view.key[0].name not in filtered
-
-
-def _filtered(filters: Mapping[str, Any], rows: Rows | None) -> list[set[str]]:
-    """The columns that rows are found by: those of the filters, with each set of those that the caller may read by."""
-    return [{*filters, *allowed} for allowed in (rows.shape if rows else ((),))]
 
 
 def _applied(request: Request) -> dict[str, str]:

@@ -24,7 +24,7 @@ import pytest
 from fastapi import FastAPI
 
 from api.commands import router_of
-from api.problems import install
+from api.problems import HANDLERS
 from api.requests import RawPath
 from api.view_reader import ViewReader
 from domain.accounts import ChargeFee, CloseAccount, CreditInterest, Deposit, OpenAccount, Withdraw
@@ -377,12 +377,11 @@ def test_personal_values_are_asked_about_as_they_were_sent_and_before_a_key_is_m
         asked.extend((stream, command))
         return False
 
-    app = FastAPI()
+    app = FastAPI(exception_handlers=HANDLERS)
     # no stores and no keys: asking for any would fail
     app.state.services = SimpleNamespace(settings=Settings(), access=Access(denied, lambda *_: False))
     app.include_router(router_of({"customers": CUSTOMERS}, []))
     app.add_middleware(RawPath)
-    install(app)
 
     async def sent(name: object) -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(Named(app)), base_url="http://api") as client:
