@@ -10,11 +10,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import psycopg
 from confluent_kafka import KafkaError, KafkaException
@@ -33,6 +32,7 @@ from infra.log.topics import Topic
 from infra.observability.logs import StatusLog
 from infra.settings import Settings
 from projections.engine.live.lag import VIEWS
+from projections.engine.live.log_reader import Thread
 from projections.engine.live.startup import set_difference
 from projections.engine.store.command_types import CommandType
 from projections.engine.store.positions import AGENTS
@@ -40,8 +40,6 @@ from projections.engine.views.core_views import code_set
 from projections.engine.views.view import CORE, View
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 CHECK_S = 0.5
 COMPARE_S = 5.0
@@ -123,7 +121,7 @@ class StoreChecks:
         self._settings = settings
         self._pool = pool
         self._status = StatusLog(log, name)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store checks")
+        self._thread = Thread("store checks")
         self._admin: topics.Admin
         self._commands: Mapping[int, tuple[int, int]] = {}
         self._kafka_at = float("-inf")
@@ -188,7 +186,7 @@ class StoreChecks:
                     listener()
                 await asyncio.sleep(max(started + CHECK_S - time.monotonic(), 0.05))
         finally:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._thread.close(lambda: None)
 
     async def _check(self) -> None:
         rows = ends = None
@@ -203,7 +201,7 @@ class StoreChecks:
                 await self._ask_topics()
         if self._topics:
             with self._about("kafka"):
-                ends = await self._in_thread(partial(topics.ends, self._topics[1], self._admin))
+                ends = await self._thread.run(partial(topics.ends, self._topics[1], self._admin))
         self.kafka_answered = ends is not None
         if ends is not None:
             self._kafka_at = time.monotonic()
@@ -270,17 +268,14 @@ class StoreChecks:
     async def _ask_topics(self) -> None:
         """Create missing topics at the first check, as handlers and agents do; later, compare them with the contract."""
         if self._topics is None or self.watch is None:
-            self._topics = await self._in_thread(partial(topics.ensure, self._settings))
+            self._topics = await self._thread.run(partial(topics.ensure, self._settings))
             also = [self._settings.keys_topic] if has_personal_fields() else []
             self.watch = topics.Watch(self._settings, self._topics, self._status, self._admin, also)
         else:
-            await self._in_thread(self.watch.check)
-        await self._in_thread(partial(self._ask_commands, self._topics[0]))
+            await self._thread.run(self.watch.check)
+        await self._thread.run(partial(self._ask_commands, self._topics[0]))
         self._is_well("topics")
         self._compare_at = time.monotonic() + COMPARE_S
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
 _SEEN = f"""

@@ -38,6 +38,7 @@ from infra.settings import Endpoint, Settings
 from policies.engine import posts
 from policies.engine.dead_letters import DeadReason
 from policies.engine.posts import Lane, PendingPost
+from projections.engine.live.log_reader import Thread
 
 log = logging.getLogger(__name__)
 for _name in ("httpx", "httpcore"):
@@ -181,14 +182,14 @@ class _Session:
         self._name = name
         self._status = status
         self._again = again
-        self._thread = ThreadPoolExecutor(1, name)
+        self._thread = Thread(name)
         self._connection: Connection | None = None
 
     async def asked(self, ask: Callable[[Connection], T]) -> T:
         """The answer, asked for again while a store is unavailable: what an endpoint answered must not be forgotten."""
         while True:
             try:
-                answer = await asyncio.get_running_loop().run_in_executor(self._thread, self._asked, ask)
+                answer = await self._thread.run(partial(self._asked, ask))
             except LockNotAvailable:
                 await asyncio.sleep(AGAIN_S)
             except (DatabaseUnavailable, KafkaUnavailable) as error:  # the keys of personal values are in Kafka
@@ -199,8 +200,7 @@ class _Session:
                 return answer
 
     def end(self) -> None:
-        self._thread.submit(self._disconnect)
-        self._thread.shutdown(wait=False)
+        self._thread.close(self._disconnect)
 
     def _asked(self, ask: Callable[[Connection], T]) -> T:
         if self._connection is None:
