@@ -14,7 +14,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -39,7 +39,6 @@ from policies.engine.policy import Policy, Post, Send
 from projections.engine.fold.fold import Changes
 from projections.engine.store.rows import Statement
 from projections.engine.views import binary_arrays
-from projections.engine.views.binary_arrays import BinaryArray
 from projections.engine.views.column_types import BadRow, Scalar, type_of
 from projections.engine.views.columns import Column, Role
 from projections.engine.views.event_context import At
@@ -297,7 +296,7 @@ def _writes(policy: Policy, with_outcomes: bool, batches: Sequence[Changes]) -> 
     if not rows:
         return statements
     ids, known = sorted(rows), {"policy": policy.name}
-    upsert = Statement(_UPSERT, _arrays([rows[ident] | known | {"id": ident} for ident in ids]))
+    upsert = Statement(_UPSERT, posts.packed(_TYPES, [rows[ident] | known | {"id": ident} for ident in ids]))
     return [*statements, upsert, *_ends(ids)]
 
 
@@ -365,10 +364,6 @@ def _second_half(commit: Commit) -> _Row:
         "outcome_fingerprint": f"{commit.fingerprint} {commit.stream}",
         "outcome_depth": commit.depth or 0,
     }
-
-
-def _arrays(rows: Sequence[Mapping[str, Any]]) -> list[BinaryArray]:
-    return [kind.pack([row.get(column) for row in rows]) for column, kind in _TYPES.items()]
 
 
 _TOO_DEEP = f"{DeadReason.TOO_DEEP}: more than {MOST_DEPTH} commands led to one another; policies may feed each other in a cycle"

@@ -10,7 +10,7 @@ database's, or `now` where a clock is given.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +19,8 @@ from infra.log.records import time_of
 from policies.engine.dead_letters import log_dead_letters
 from projections.engine.store.rows import Statement
 from projections.engine.views import binary_arrays
-from projections.engine.views.column_types import Scalar, type_of
+from projections.engine.views.binary_arrays import BinaryArray
+from projections.engine.views.column_types import ColumnType, Scalar, type_of
 
 if TYPE_CHECKING:
     from policies.engine.outbox import Wish
@@ -47,9 +48,11 @@ class PendingPost(NamedTuple):
 
 # ── a policy's batch, and commands ──
 
-_COLUMNS = ("id", "policy", "stream", "version", "number", "endpoint", "body", "wished_at", "dead")
-_SCALARS = {"version": Scalar.INT, "number": Scalar.INT, "wished_at": Scalar.DATETIME}
-_TYPES = [type_of(_SCALARS.get(column, Scalar.STR)) for column in _COLUMNS]
+_TYPES = {
+    **dict.fromkeys(("id", "policy", "stream", "endpoint", "body", "dead"), type_of(Scalar.STR)),
+    **dict.fromkeys(("version", "number"), type_of(Scalar.INT)),
+    "wished_at": type_of(Scalar.DATETIME),
+}
 
 
 def writes(policy: str, wishes: Sequence[Wish]) -> list[Statement]:
@@ -57,23 +60,19 @@ def writes(policy: str, wishes: Sequence[Wish]) -> list[Statement]:
     if not wishes:
         return []
     rows = [
-        (
-            one.id,
-            policy,
-            one.at.stream,
-            one.at.version,
-            one.number,
-            one.target,
-            one.body,
-            time_of(one.at.time_ms),
-            one.dead,
-        )
+        one._asdict()
+        | {"policy": policy, "stream": one.at.stream, "version": one.at.version, "endpoint": one.target}
+        | {"wished_at": time_of(one.at.time_ms)}
         for one in sorted(wishes)
     ]
-    columns = [kind.pack(values) for kind, values in zip(_TYPES, zip(*rows, strict=True), strict=True)]
     ids = binary_arrays.texts([one.id for one in wishes])
     dead = [Statement(_BURIED, [ids], log_dead_letters)] if any(one.dead for one in wishes) else []
-    return [Statement(_INSERT, columns), Statement(_OPEN_LANES + b"false", [ids]), *dead]
+    return [Statement(_INSERT, packed(_TYPES, rows)), Statement(_OPEN_LANES + b"false", [ids]), *dead]
+
+
+def packed(types: Mapping[str, ColumnType], rows: Sequence[Mapping[str, Any]]) -> list[BinaryArray]:
+    """An array for each of these columns of the rows; what a row lacks is null."""
+    return [kind.pack([row.get(column) for row in rows]) for column, kind in types.items()]
 
 
 def revive(connection: Connection, ids: Sequence[str]) -> int:
@@ -96,8 +95,8 @@ def drop(connection: Connection, ids: Sequence[str]) -> int:
 
 # no post of an event before the moment that an operator named in a new database: it was made in the old one
 _INSERT = f"""
-insert into posts ({", ".join(_COLUMNS)})
-select u.* from unnest({", ".join(["%s"] * len(_COLUMNS))}) u ({", ".join(_COLUMNS)})
+insert into posts ({", ".join(_TYPES)})
+select u.* from unnest({", ".join(["%s"] * len(_TYPES))}) u ({", ".join(_TYPES)})
  where (wished_at < (select posts_from from activations a where a.policy = u.policy and number = 1)) is not true
     on conflict (id) do nothing
 """.encode()  # noqa: S608
