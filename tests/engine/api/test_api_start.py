@@ -80,19 +80,24 @@ def test_stores_that_go_away_are_told_at_once_and_found_again(world: Settings, s
                 until(lambda one=one: one.open("three").status_code == 200, "it takes commands")  # type: ignore[misc]
 
 
+def clients_of_kafka() -> list[AdminClient]:
+    return [one for one in gc.get_objects() if isinstance(one, AdminClient)]
+
+
 def test_while_kafka_is_away_checks_leave_no_client_of_it_behind(
     world: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each has three threads or more, and garbage collections are far apart where a process does little."""
     monkeypatch.setattr(topics, "TRY_S", 0.1)
     checks: list[None] = []
+    others = clients_of_kafka()  # of tests before
     gc.disable()
     try:
         with serving(world.model_copy(update={"kafka_bootstrap": "127.0.0.1:1"})) as api:
             api.services.stores.subscribe(lambda: checks.append(None))
             until(lambda: len(checks) >= 6, "Kafka was checked again and again")
             assert "kafka" in api.services.stores.failures
-            kept = sum(isinstance(one, AdminClient) for one in gc.get_objects())
+            kept = len(clients_of_kafka()) - len(others)
     finally:
         gc.enable()
     assert kept <= 3, "the checks' own, and those of a check that is under way"
