@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import random
-import signal
 import threading
 import time
 from collections import Counter
@@ -40,10 +38,9 @@ from infra.log import clients, topics
 from infra.log.records import Headers, Opening, Record, encode
 from infra.observability import logs, metrics, tracing
 from infra.processes.faultpoints import reach
-from infra.processes.garbage_collector import collect_seldom
-from infra.processes.process_end import AGAIN, exit_code_of
-from infra.processes.time_limit import limit_calls
+from infra.processes.process_end import AGAIN
 from infra.settings import Settings
+from projections.engine.live.process import Blocking, serve_blocking
 
 log = logging.getLogger(__name__)
 
@@ -328,21 +325,12 @@ def main() -> NoReturn:
     arguments = argparse.ArgumentParser(prog="python -m commands.handler")
     arguments.add_argument("--name", required=True)
     name = arguments.parse_args().name
-    settings = Settings()
-    logs.configure(settings.log_level, settings.log_format)
-    handler = Handler(settings, name)
-    collect_seldom()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        # from a thread: the main one may hold the event's own lock at this very moment
-        signal.signal(number, lambda *_: threading.Thread(target=handler.stop).start())
 
-    def work() -> None:
-        metrics.serve(settings)
-        limit_calls(settings.decide_limit_s)
-        handler.run()
+    def made(settings: Settings) -> Blocking:
+        handler = Handler(settings, name)
+        return handler.run, handler.stop
 
-    # not sys.exit: it would wait for requests to an unavailable broker, and a process may die at any point
-    os._exit(exit_code_of(work, log, f"handler {name}"))
+    serve_blocking(f"handler {name}", made, log)
 
 
 if __name__ == "__main__":

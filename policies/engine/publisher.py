@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
-import signal
 import threading
 import time
+from functools import partial
 from typing import NoReturn
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
@@ -20,12 +19,12 @@ from infra.errors import SamefoldError
 from infra.log import clients, names, topics
 from infra.log.clients import KafkaUnavailable
 from infra.observability import logs, metrics
-from infra.processes.garbage_collector import collect_seldom
-from infra.processes.process_end import Parts, exit_code_of
-from infra.processes.time_limit import limit_calls, serve_main_thread
+from infra.processes.process_end import Parts
+from infra.processes.time_limit import serve_main_thread
 from infra.settings import Settings
 from policies.engine.public_schema import Publication, publication
 from policies.engine.publishing import Lane, Work
+from projections.engine.live.process import Blocking, serve_blocking
 
 log = logging.getLogger(__name__)
 
@@ -195,21 +194,13 @@ def main() -> NoReturn:
     """Publish until SIGTERM or SIGINT. Exit code 1 after an error."""
     parser = argparse.ArgumentParser(prog="python -m policies.engine.publisher")
     parser.add_argument("--name", default="publisher")
-    arguments = parser.parse_args()
-    settings = Settings()
-    logs.configure(settings.log_level, settings.log_format)
-    collect_seldom()
+    name = parser.parse_args().name
 
-    def work() -> None:
-        metrics.serve(settings)
-        publisher = Publisher(settings, publication(), arguments.name)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            # in a thread: a signal handler deadlocks when it sets an event for which its own thread is waiting
-            signal.signal(number, lambda *_: threading.Thread(target=publisher.stop).start())
-        limit_calls(settings.decide_limit_s)
-        serve_main_thread(publisher.run)
+    def made(settings: Settings) -> Blocking:
+        publisher = Publisher(settings, publication(), name)
+        return partial(serve_main_thread, publisher.run), publisher.stop
 
-    os._exit(exit_code_of(work, log, f"publisher {arguments.name}"))
+    serve_blocking(f"publisher {name}", made, log)
 
 
 if __name__ == "__main__":

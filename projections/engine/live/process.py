@@ -1,4 +1,4 @@
-"""A process that folds: of views' agents, or of policies. Ends at SIGTERM or SIGINT, or by an error."""
+"""A process of agents, policies, handlers or the publisher: it ends at SIGTERM or SIGINT, or by an error."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, TypeAlias
 
 from infra.observability import logs, metrics
 from infra.processes.garbage_collector import collect_seldom
@@ -18,6 +19,9 @@ from infra.settings import Settings
 
 SWITCH_INTERVAL_S = 0.001
 """With Python's default, each answer of the database waits up to 5 ms for the interpreter's lock."""
+
+Blocking: TypeAlias = tuple[Callable[[], object], Callable[[], object]]
+"""What runs, and what lets it return, called in another thread."""
 
 
 class Serving(Protocol):
@@ -32,22 +36,36 @@ class Serving(Protocol):
 
 def serve(who: str, make: Callable[[Settings], Serving], log: logging.Logger) -> NoReturn:
     """Run what this makes until SIGTERM or SIGINT. Exit code 0, or 1 after an error."""
+
+    def made(settings: Settings) -> Blocking:
+        if settings.log_level != "DEBUG":
+            # they log ordinary rebalances as errors; real errors are raised, and this process logs them
+            for library in ("aiokafka", "faust", "mode", "psycopg"):
+                logging.getLogger(library).setLevel(logging.CRITICAL)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        loop, serving = asyncio.new_event_loop(), make(settings)
+        return (
+            lambda: serve_main_thread(lambda: loop.run_until_complete(serving.run())),
+            lambda: loop.call_soon_threadsafe(serving.stop),
+        )
+
+    serve_blocking(who, made, log)
+
+
+def serve_blocking(who: str, make: Callable[[Settings], Blocking], log: logging.Logger) -> NoReturn:
+    """The same for what blocks."""
     settings = Settings()
     logs.configure(settings.log_level, settings.log_format)
-    if settings.log_level != "DEBUG":
-        # they log ordinary rebalances as errors; real errors are raised, and this process logs them
-        for library in ("aiokafka", "faust", "mode", "psycopg"):
-            logging.getLogger(library).setLevel(logging.CRITICAL)
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
     collect_seldom()
 
     def work() -> None:
         metrics.serve(settings)
-        loop, serving = asyncio.new_event_loop(), make(settings)
+        run, stop = make(settings)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: loop.call_soon_threadsafe(serving.stop))
+            # in a thread: a signal handler deadlocks when it sets an event for which its own thread is waiting
+            signal.signal(number, lambda *_: threading.Thread(target=stop).start())
         limit_calls(settings.decide_limit_s)
-        serve_main_thread(lambda: loop.run_until_complete(serving.run()))
+        run()
 
     # not sys.exit, which would wait for requests to an unavailable broker; an exit at any moment is safe
     os._exit(exit_code_of(work, log, who))
