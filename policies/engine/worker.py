@@ -16,17 +16,7 @@ from infra.log.records import Record
 from infra.log.rule import Reading
 from infra.log.topics import Admin
 from infra.settings import Settings
-from policies.engine.activations import (
-    Activation,
-    NewDatabase,
-    activations_of,
-    bring_in,
-    ends_at,
-    ensure_positions,
-    held_policies,
-    start_new,
-    version_at,
-)
+from policies.engine import activations
 from policies.engine.outbox import view_of
 from policies.engine.policy import Policy
 from projections.engine.fold.errors import EngineStop, OtherCode
@@ -66,25 +56,25 @@ class PolicyWorker(Worker):
         self.policy = policy
         self.topics = [settings.policies_topic]
         self._admin = Admin(settings)
-        self._activations: list[Activation] = []
+        self._activations: list[activations.Activation] = []
 
     def begin(self, connection: Connection, contract: Contract) -> Positions | None:
         check_contract(connection, contract)
-        start_new(self.settings, connection, self.policy)
+        activations.start_new(self.settings, connection, self.policy)
         return self.read(connection)
 
     def read(self, connection: Connection) -> Positions | None:
         """The policy's positions, live in this code's version if that is in force in some partition."""
-        bring_in(self.settings, connection, self._admin)
-        ensure_positions(connection, self.settings.events_topic, self.policy.name)
+        activations.bring_in(self.settings, connection, self._admin)
+        activations.ensure_positions(connection, self.settings.events_topic, self.policy.name)
         positions = read_positions(connection, self.agent, self.settings.events_topic)
         if positions is None:
             return None
         # after the positions: an activation that came in between changed their generation
-        self._activations = activations_of(connection, self.policy.name)
+        self._activations = activations.activations_of(connection, self.policy.name)
         if any(one.log_offset is None for one in self._activations):  # a switch that is not in the log yet
             return self.read(connection)
-        if self.policy.name in held_policies(connection):
+        if self.policy.name in activations.held_policies(connection):
             return replace(positions, live={self.agent: Live(HELD, self.agent)})
         in_force = {self._in_force(partition, at.next_offset) for partition, at in positions.readings.items()}
         version = self.policy.version if self.policy.version in in_force else max(in_force)
@@ -99,7 +89,7 @@ class PolicyWorker(Worker):
         self, partition: int, was: Reading, records: Sequence[Record]
     ) -> tuple[Sequence[Record], EngineStop | None]:
         """The records up to the next activation, if this code's version is in force."""
-        begin, end = was.next_offset, ends_at(self._activations, partition, was.next_offset)
+        begin, end = was.next_offset, activations.ends_at(self._activations, partition, was.next_offset)
         if (version := self._in_force(partition, begin)) != self.policy.version:
             return (), OtherVersion(self.policy, version, partition=partition, offset=begin)
         if end is None or not records or records[-1].offset < end:
@@ -108,7 +98,7 @@ class PolicyWorker(Worker):
         return [record for record in records if record.offset < end], after
 
     def _in_force(self, partition: int, offset: int) -> int:
-        return version_at(self._activations, partition, offset)
+        return activations.version_at(self._activations, partition, offset)
 
 
 def policy_agent(settings: Settings, policy: Policy, name: str) -> Agent:
@@ -130,7 +120,7 @@ def difference(live: Mapping[str, int], code: Mapping[str, int]) -> str | None:
     if has == wants:
         return None
     if has == HELD:
-        return str(NewDatabase(name))
+        return str(activations.NewDatabase(name))
     if not has:
         found = "is new" if has is None else "was removed"
         return f"policy '{name}' {found}. `samefold policies switch {name}` makes it live, from that moment on."
