@@ -103,8 +103,8 @@ class Appender:
         self._name = name
         self._status = logs.StatusLog(log, name)
         self._producer: clients.LastingProducer
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._thread: threading.Thread
         self._closing = threading.Event()
         self._gathered: list[_Append] = []
         """Not produced yet: others are under way."""
@@ -123,12 +123,10 @@ class Appender:
         """Waits a moment for appends under way."""
         self._produce_gathered()
         self._closing.set()
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join, CLOSE_S * 2)
+        await asyncio.to_thread(self._thread.join, CLOSE_S * 2)
 
     def append(self, command: Command, value: bytes, topic: Topic) -> asyncio.Future[None]:
         """Begin to append; the future ends when the command is in the log, or gets NotAppended or MaybeAppended."""
-        assert self._loop is not None, "it is open"
         span = tracing.start_here("append", SpanKind.PRODUCER) if tracing.recording() else None
         future, headers = self._loop.create_future(), tracing.carrier(span)
         self._gathered.append(_Append(future, time.perf_counter(), span, command, value, topic, headers))
@@ -170,7 +168,7 @@ class Appender:
 
     def _wake(self) -> None:
         reports, self._reports = self._reports, []
-        if reports and self._loop is not None and not self._loop.is_closed():
+        if reports and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._reported, reports)
 
     def _reported(self, reports: list[tuple[_Append, KafkaError | None]]) -> None:

@@ -45,7 +45,17 @@ def group_of(prefix: str) -> str:
 
 def deciding(groups: Iterable[str], prefix: str, live: Mapping[str, int]) -> str:
     """The group that decides, of these groups; `live` is the version of each context's states."""
-    return max(groups, key=lambda group: _rank(group, prefix, live))
+
+    def rank(group: str) -> tuple[int, str]:
+        """Larger for groups that know more types; smallest where the group does not fit the live write model."""
+        found = _NAME.fullmatch(group.removeprefix(names.handlers(prefix)))
+        if found is None:
+            return -1, ""
+        states = dict(one.rsplit("-v", 1) for one in found["contexts"].split(".") if one)
+        fits = all(str(live.get(name)) == version for name, version in states.items())
+        return (int(found["count"]), found["hash"]) if fits else (-1, "")
+
+    return max(groups, key=rank)
 
 
 def alive(admin: Admin, prefix: str) -> list[str]:
@@ -92,13 +102,3 @@ def _groups(client: AdminClient, within_s: float) -> list[ConsumerGroupListing]:
     if found.errors:
         raise KafkaException(found.errors[0])
     return list(found.valid)
-
-
-def _rank(group: str, prefix: str, live: Mapping[str, int]) -> tuple[int, str]:
-    """Larger for groups that know more types; smallest where the group does not fit the live write model."""
-    found = _NAME.fullmatch(group.removeprefix(names.handlers(prefix)))
-    if found is None:
-        return -1, ""
-    states = dict(one.rsplit("-v", 1) for one in found["contexts"].split(".") if one)
-    fits = all(str(live.get(name)) == version for name, version in states.items())
-    return (int(found["count"]), found["hash"]) if fits else (-1, "")
