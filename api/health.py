@@ -75,10 +75,8 @@ class Readiness:
 
     def __init__(self, stores: StoreChecks, keys: Keys | None, issuer: Issuer | None) -> None:
         self._stores = stores
-        self._keys = keys
-        """None where no context has personal fields."""
-        self._issuer = issuer
-        """None without SAMEFOLD_AUTH=jwt."""
+        self._others = {"keys": keys, "issuer": issuer}
+        """Without keys where no context has personal fields, and without an issuer unless SAMEFOLD_AUTH=jwt."""
         self._lags = Lags()
         self._undecided = Lags()
         self._log_at = 0.0
@@ -90,9 +88,8 @@ class Readiness:
         wrong = self._stores.failures
         found = {subject: wrong.get(subject) or wrong.get("start") for subject in SUBJECTS}
         blind = None if any(found.values()) else self._blind()
-        keys = {"keys": self._keys.unready()} if self._keys is not None else {}
-        issuer = {"issuer": self._issuer.unready()} if self._issuer is not None else {}
-        return found | keys | issuer | {"looks": blind, "positions": self._core_stands_still()}
+        others = {name: one.unready() for name, one in self._others.items() if one is not None}
+        return found | others | {"looks": blind, "positions": self._core_stands_still()}
 
     def checked(self) -> None:
         """Called after each check of the stores."""
