@@ -102,26 +102,23 @@ select u.* from unnest({", ".join(["%s"] * len(_TYPES))}) u ({", ".join(_TYPES)}
 """.encode()  # noqa: S608
 
 # Found by their ids alone: after an ANALYZE that met dead letters only, PostgreSQL would read all that are alive instead.
-_THESE = b"with these as materialized (select endpoint, policy, stream, wished_at, dead from posts where id = any(%s))"
+_THESE = "with these as materialized (select endpoint, policy, stream, wished_at, dead from posts where id = any(%s))"
 # Sorted, so that transactions can't deadlock on them. It locks the row of a lane that is there, even where nothing changes: a
 # deliverer deletes the lane only when it can see these posts.
-_OPEN_LANES = (
-    _THESE
-    + b"""
+_OPEN_LANES = f"""
+{_THESE}
 insert into lanes as l (endpoint, policy, stream, next_attempt)
 select endpoint, policy, stream, least(min(wished_at), now()) from these where dead is null
  group by endpoint, policy, stream order by endpoint, policy, stream
-    on conflict (endpoint, policy, stream) do update set next_attempt = excluded.next_attempt where """
-)
+    on conflict (endpoint, policy, stream) do update set next_attempt = excluded.next_attempt where """.encode()  # noqa: S608
 _BURIED = b"select id, stream, dead from posts where id = any(%s) and dead is not null"
 _REVIVE = b"update posts set dead = null, attempts = 0 where id = any(%s) and dead is not null and body is not null"
-_LOCK_LANES = (
-    _THESE
-    + b"""
+_LOCK_LANES = f"""
+{_THESE}
 select endpoint, policy, stream from lanes
  where (endpoint, policy, stream) in (select endpoint, policy, stream from these where dead is null)
- order by endpoint, policy, stream for update"""
-)
+ order by endpoint, policy, stream for update
+""".encode()  # noqa: S608
 _CLOSE_LANES = b"""
 delete from lanes l using unnest(%s::text[], %s::text[], %s::text[]) of (endpoint, policy, stream)
  where (l.endpoint, l.policy, l.stream) = (of.endpoint, of.policy, of.stream) and not exists (
