@@ -51,7 +51,7 @@ from api.view_reader import (
 )
 from infra.access import BadAccess
 from infra.database.connect import DatabaseUnavailable
-from projections.engine.views.columns import schema_of
+from projections.engine.views.columns import Column, schema_of
 from projections.engine.views.queries import Found
 from projections.engine.views.view import Kind, View
 
@@ -84,34 +84,44 @@ def router_of(views: Mapping[str, View]) -> APIRouter:
 
 
 def _add(router: APIRouter, view: View) -> None:
-    about = _Described(view)
+    title = "".join(part.capitalize() for part in view.name.split("_"))
+    # a segment is never empty; numbers ignore minLength
+    key = [parameter("path", one.name, "", {"minLength": 1} | schema_of(one)) for one in view.key]
+    filters = [_filter(one) for one in view.columns if one.name not in PAGING]
+    columns = {one.name: Annotated[Any, WithJsonSchema(schema_of(one))] for one in view.columns}
+    row = TypedDict(f"{title}Row", columns)  # type: ignore[misc]
+    parked = {} if view.tells_stream else {"parked": Parked}
+    answer = TypedDict(f"{title}Answer", {"row": row, "position": Position, **parked})  # type: ignore[misc]
+    next_ = Annotated[str | None, Field(description="The path of the next page, null on the last.")]
+    members = {"items": list[row], "next": next_, "position": Position, "parked": Parked}
+    page = TypedDict(f"{title}Page", members)  # type: ignore[misc]
     to_row = f"/views/{view.name}/" + "/".join(f"{{{column.name}}}" for column in view.key)
     router.add_api_route(
         f"/views/{view.name}",
         _page(view),
-        openapi_extra={"parameters": [*about.filters, *_PAGE, *_FRESHNESS]},
+        openapi_extra={"parameters": [*filters, *_PAGE, *_FRESHNESS]},
         operation_id=f"views_{view.name}",
         summary=f"Rows of {view.name}, by key",
         description=view.question,
-        response_model=about.page,
+        response_model=page,
         response_description="Rows in the order of their keys.",
         responses=responses(_READ, *_UNREAD, TOO_MANY_SEARCHES),
     )
     router.add_api_route(
         to_row,
         _row(view),
-        openapi_extra={"parameters": [*about.key, *_FRESHNESS]},
+        openapi_extra={"parameters": [*key, *_FRESHNESS]},
         operation_id=f"views_{view.name}_row",
         summary=f"One row of {view.name}",
         description=view.question,
-        response_model=about.answer,
+        response_model=answer,
         response_description="The row.",
         responses=responses(_READ, *_UNREAD, NO_ROW, PARKED),
     )
     router.add_api_route(
         f"{to_row}/live",
         _live(view),
-        openapi_extra={"parameters": [*about.key, _LAST_EVENT_ID]},
+        openapi_extra={"parameters": [*key, _LAST_EVENT_ID]},
         operation_id=f"views_{view.name}_live",
         summary=f"One row of {view.name}, whenever it changes",
         description="Server-sent events: `row` with the row as it is now, `gone` when there is none, `parked` when it is not "
@@ -120,7 +130,7 @@ def _add(router: APIRouter, view: View) -> None:
         response_class=EventStream,
         status_code=200,
         responses=responses(
-            {200: {"description": "States of the row.", "content": {EventStream.media_type: about.events}}},
+            {200: {"description": "States of the row.", "content": {EventStream.media_type: _events(row, parked)}}},
             *(INVALID, BAD_SEGMENT, TOO_MANY_SUBSCRIBERS, *_UNREADABLE),
         ),
     )
@@ -312,30 +322,11 @@ class ViewList(TypedDict):
     views: list[ViewDescription]
 
 
-class _Described:
-    """A view's parameters, and the types of its answers."""
-
-    def __init__(self, view: View) -> None:
-        title = "".join(part.capitalize() for part in view.name.split("_"))
-        # a segment is never empty; numbers ignore minLength
-        self.key = [parameter("path", one.name, "", {"minLength": 1} | schema_of(one)) for one in view.key]
-        self.filters = [_filter(view, name) for name in (one.name for one in view.columns) if name not in PAGING]
-        columns = {one.name: Annotated[Any, WithJsonSchema(schema_of(one))] for one in view.columns}
-        row = TypedDict(f"{title}Row", columns)  # type: ignore[misc]
-        parked = {} if view.tells_stream else {"parked": Parked}
-        self.answer = TypedDict(f"{title}Answer", {"row": row, "position": Position, **parked})  # type: ignore[misc]
-        next_ = Annotated[str | None, Field(description="The path of the next page, null on the last.")]
-        members = {"items": list[row], "next": next_, "position": Position, "parked": Parked}
-        self.page = TypedDict(f"{title}Page", members)  # type: ignore[misc]
-        self.events = _events(row, parked)
-
-
-def _filter(view: View, name: str) -> Json:
-    column = next(one for one in view.columns if one.name == name)
+def _filter(column: Column) -> Json:
     about, schema = "Only rows with this value", schema_of(replace(column, optional=False))
     if is_nullable(column):
         about, schema = f"{about}; empty: those without one", {"anyOf": [schema, {"const": ""}]}
-    return parameter("query", name, f"{about}.", schema)
+    return parameter("query", column.name, f"{about}.", schema)
 
 
 def _events(row: Any, parked: Json) -> Json:
