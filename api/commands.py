@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -114,7 +115,7 @@ def router_of(contexts: Mapping[str, Context], bodies: list[Body]) -> APIRouter:
             summary = kebab(name).replace("-", " ").capitalize()
             router.add_api_route(
                 f"/{context.name}/{{stream_id}}/{kebab(name)}",
-                _route(context, command),
+                partial(_post, context, command, stored_type(command)),
                 methods=["POST"],
                 name=f"{context.name} {name}",
                 summary=summary,
@@ -130,37 +131,32 @@ def router_of(contexts: Mapping[str, Context], bodies: list[Body]) -> APIRouter:
     return router
 
 
-def _route(context: Context, kind_: type) -> openapi.Route:
-    stored = stored_type(kind_)
-
-    async def post(request: Request) -> Response:
-        requests.refuse_unknown(request)
-        services, caller = services_of(request), caller_of(request)
-        ref, prefer = _ref(request, context), requests.preferences(request)
-        expected, correlation = requests.expected_version(request), requests.correlation_id(request)
-        if not requests.is_json(request):
-            raise NOT_JSON()
-        body = await requests.body_of(request, clients.MAX_COMMAND_BYTES)
-        by = UNSET if caller is None else caller.subject
-        command = Command(ref.key, ref.stream, stored, msgspec.Raw(body), expected, correlation or UNSET, by=by)
-        checked, unsealed = _checked(command, kind_, is_asked_about=caller is not None)
-        if caller is not None:
-            await require_may_send(services, caller, ref.stream, ref.key, checked)
-        if unsealed is not None:  # a new key is made in Kafka: not for what can't be appended
-            await _require_open(services, CommandType(context.name, stored))
-        command = await _sealed(services, command, unsealed)
-        fingerprint, value = _encoded(command)
-        wait_s = prefer.wait_or(services.settings.api_wait_s)
-        with requests.watched(request):
-            recorded = await _appended(services, ref, command, value, wait_s)
-        headers = {"Idempotency-Key": quoted(ref.key)} | prefer.applied
-        if wait_s and recorded is not None:
-            return answer_of(ref, recorded, fingerprint, headers)
-        pending = {"outcome": "pending", "stream": ref.stream, "command_id": ref.key}
-        where = {"Location": ref.location, "Retry-After": str(RETRY_AFTER_S)}
-        return Response(msgspec.json.encode(pending), 202, headers | where, JSON)
-
-    return post
+async def _post(context: Context, kind_: type, stored: str, request: Request) -> Response:
+    requests.refuse_unknown(request)
+    services, caller = services_of(request), caller_of(request)
+    ref, prefer = _ref(request, context), requests.preferences(request)
+    expected, correlation = requests.expected_version(request), requests.correlation_id(request)
+    if not requests.is_json(request):
+        raise NOT_JSON()
+    body = await requests.body_of(request, clients.MAX_COMMAND_BYTES)
+    by = UNSET if caller is None else caller.subject
+    command = Command(ref.key, ref.stream, stored, msgspec.Raw(body), expected, correlation or UNSET, by=by)
+    checked, unsealed = _checked(command, kind_, is_asked_about=caller is not None)
+    if caller is not None:
+        await require_may_send(services, caller, ref.stream, ref.key, checked)
+    if unsealed is not None:  # a new key is made in Kafka: not for what can't be appended
+        await _require_open(services, CommandType(context.name, stored))
+    command = await _sealed(services, command, unsealed)
+    fingerprint, value = _encoded(command)
+    wait_s = prefer.wait_or(services.settings.api_wait_s)
+    with requests.watched(request):
+        recorded = await _appended(services, ref, command, value, wait_s)
+    headers = {"Idempotency-Key": quoted(ref.key)} | prefer.applied
+    if wait_s and recorded is not None:
+        return answer_of(ref, recorded, fingerprint, headers)
+    pending = {"outcome": "pending", "stream": ref.stream, "command_id": ref.key}
+    where = {"Location": ref.location, "Retry-After": str(RETRY_AFTER_S)}
+    return Response(msgspec.json.encode(pending), 202, headers | where, JSON)
 
 
 def _ref(request: Request, context: Context) -> CommandRef:

@@ -6,7 +6,7 @@ way through the framework, so `api/requests.py` parses them.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import Annotated, Any, Literal, NotRequired
@@ -29,7 +29,6 @@ from domain.engine.contexts import Context
 JSON = "application/json"
 Json = dict[str, Any]
 Responses = dict[int | str, Json]
-Route = Callable[[Request], Awaitable[Response]]
 
 REF = "#/components/schemas/{model}"
 A_STREAM, A_KEY, A_VERSION = "4711", "8e03978e-40d5-43dd-bc93-6894a57f9324", 3

@@ -7,6 +7,7 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, NotRequired
 from urllib.parse import urlencode
 
@@ -19,7 +20,7 @@ from typing_extensions import TypedDict
 from api import openapi
 from api.door import caller_of, valid_for_s
 from api.live_rows import EventStream
-from api.openapi import JSON, Json, Parked, Position, Route, parameter, responses
+from api.openapi import JSON, Json, Parked, Position, parameter, responses
 from api.permissions import DENIED, readable, rows_for
 from api.problems import INVALID, STOPPING, invalid, kind, kind_of, problem_of
 from api.requests import BAD_SEGMENT, path_of, preferences, refuse_unknown, single
@@ -71,7 +72,7 @@ def router_of(views: Mapping[str, View]) -> APIRouter:
     router = APIRouter(route_class=openapi.Described, tags=["views"])
     router.add_api_route(
         "/views",
-        _list(shown),
+        partial(_list, shown),
         operation_id="views",
         summary="The views",
         description="What may be asked: each view's name, question, key and columns.",
@@ -98,7 +99,7 @@ def _add(router: APIRouter, view: View) -> None:
     to_row = f"/views/{view.name}/" + "/".join(f"{{{column.name}}}" for column in view.key)
     router.add_api_route(
         f"/views/{view.name}",
-        _page(view),
+        partial(_page, view),
         openapi_extra={"parameters": [*filters, *_PAGE, *_FRESHNESS]},
         operation_id=f"views_{view.name}",
         summary=f"Rows of {view.name}, by key",
@@ -109,7 +110,7 @@ def _add(router: APIRouter, view: View) -> None:
     )
     router.add_api_route(
         to_row,
-        _row(view),
+        partial(_row, view),
         openapi_extra={"parameters": [*key, *_FRESHNESS]},
         operation_id=f"views_{view.name}_row",
         summary=f"One row of {view.name}",
@@ -120,7 +121,7 @@ def _add(router: APIRouter, view: View) -> None:
     )
     router.add_api_route(
         f"{to_row}/live",
-        _live(view),
+        partial(_live, view),
         openapi_extra={"parameters": [*key, _LAST_EVENT_ID]},
         operation_id=f"views_{view.name}_live",
         summary=f"One row of {view.name}, whenever it changes",
@@ -153,106 +154,94 @@ def answered(request: Request, tag: str, found: Found, body: bytes, headers: Map
     return Response(body, 200, seen, JSON)
 
 
-def _list(views: Mapping[str, View]) -> Route:
-    async def route(request: Request) -> Response:
-        refuse_unknown(request)
-        services = services_of(request)
-        require_promises(services)
-        left_out = await services.views.left_out()
-        described = [
-            ViewDescription(
-                name=view.name,
-                question=view.question,
-                kind=view.kind,
-                version=view.version,
-                agent=view.agent,
-                parked=left_out.get(view.name, (0, None))[0] if is_all else None,
-                stopped=left_out.get(view.name, (0, None))[1],
-                key=[column.name for column in view.key],
-                columns={column.name: schema_of(column) for column in view.columns},
-                href=path_of("views", view.name),
-            )
-            for view, is_all in readable(request, views)
-        ]
-        return Response(msgspec.json.encode({"views": described}), 200, media_type=JSON)
-
-    return route
+async def _list(views: Mapping[str, View], request: Request) -> Response:
+    refuse_unknown(request)
+    services = services_of(request)
+    require_promises(services)
+    left_out = await services.views.left_out()
+    described = [
+        ViewDescription(
+            name=view.name,
+            question=view.question,
+            kind=view.kind,
+            version=view.version,
+            agent=view.agent,
+            parked=left_out.get(view.name, (0, None))[0] if is_all else None,
+            stopped=left_out.get(view.name, (0, None))[1],
+            key=[column.name for column in view.key],
+            columns={column.name: schema_of(column) for column in view.columns},
+            href=path_of("views", view.name),
+        )
+        for view, is_all in readable(request, views)
+    ]
+    return Response(msgspec.json.encode({"views": described}), 200, media_type=JSON)
 
 
-def _row(view: View) -> Route:
-    async def route(request: Request) -> Response:
-        only = rows_for(request, view)
-        key = key_of(view, request)
-        refuse_unknown(request, {"after", IF_STOPPED})
-        views = _reader(request)
-        found = await found_by(view, request, lambda: views.by_keys(view, [key], [only] if only else ()))
-        position, at = str(found.position), _as_of(found)
-        if only and not found.rows:  # also where it is parked: that would reveal the row
-            raise NO_ROW(headers=at, position=position)
-        if (since := parked_since(view, found, key)) is not None:
-            stream = stream_of(view, key)
-            raise PARKED(headers=at, view=view.name, stream=stream, since_version=since, position=position)
-        if not found.rows:
-            raise NO_ROW(headers=at, position=position)
-        [row] = await views.shown(found)
-        body = msgspec.json.encode(row_members(view, found, row) | {"position": position})
-        return answered(request, row_tag(view, found, row), found, body, _applied(request))
-
-    return route
+async def _row(view: View, request: Request) -> Response:
+    only = rows_for(request, view)
+    key = key_of(view, request)
+    refuse_unknown(request, {"after", IF_STOPPED})
+    views = _reader(request)
+    found = await found_by(view, request, lambda: views.by_keys(view, [key], [only] if only else ()))
+    position, at = str(found.position), _as_of(found)
+    if only and not found.rows:  # also where it is parked: that would reveal the row
+        raise NO_ROW(headers=at, position=position)
+    if (since := parked_since(view, found, key)) is not None:
+        stream = stream_of(view, key)
+        raise PARKED(headers=at, view=view.name, stream=stream, since_version=since, position=position)
+    if not found.rows:
+        raise NO_ROW(headers=at, position=position)
+    [row] = await views.shown(found)
+    body = msgspec.json.encode(row_members(view, found, row) | {"position": position})
+    return answered(request, row_tag(view, found, row), found, body, _applied(request))
 
 
-def _page(view: View) -> Route:
-    async def route(request: Request) -> Response:
-        only, asked = rows_for(request, view), question_of(view, request)
-        most, services, views = asked.limit + 1, services_of(request), _reader(request)
-        caller = caller_of(request)
-        # columns that rows are found by: those of the filters, with each set of those that the caller may read by
-        found_by_columns = [{*asked.filters, *allowed} for allowed in (only.shape if only else ((),))]
-        is_searched = any(is_search(view, one) for one in found_by_columns)
-        async with services.searching(caller.subject if caller else None) if is_searched else nullcontext():
-            found = await found_by(view, request, lambda: views.page(view, asked.filters, asked.after_key, most, only))
-        rows = (await views.shown(found))[: asked.limit]
-        next_page = None
-        if len(found.rows) > asked.limit:
-            # of the row as it is stored: so the table is ordered, and addresses end up in logs
-            cursor = asked.cursor_after(_texts(view, found.rows[asked.limit - 1].json))
-            next_page = f"{path_of('views', view.name)}?{urlencode([*asked.rest, ('cursor', cursor)])}"
-        position = str(found.position)
-        body = msgspec.json.encode({"items": rows, "next": next_page, "position": position, "parked": found.parked})
-        tag = content_tag(*rows, (next_page or "").encode(), b"%a" % found.parked)
-        link = {"Link": f'<{next_page}>; rel="next"'} if next_page else {}
-        return answered(request, tag, found, body, link | _applied(request))
-
-    return route
+async def _page(view: View, request: Request) -> Response:
+    only, asked = rows_for(request, view), question_of(view, request)
+    most, services, views = asked.limit + 1, services_of(request), _reader(request)
+    caller = caller_of(request)
+    # columns that rows are found by: those of the filters, with each set of those that the caller may read by
+    found_by_columns = [{*asked.filters, *allowed} for allowed in (only.shape if only else ((),))]
+    is_searched = any(is_search(view, one) for one in found_by_columns)
+    async with services.searching(caller.subject if caller else None) if is_searched else nullcontext():
+        found = await found_by(view, request, lambda: views.page(view, asked.filters, asked.after_key, most, only))
+    rows = (await views.shown(found))[: asked.limit]
+    next_page = None
+    if len(found.rows) > asked.limit:
+        # of the row as it is stored: so the table is ordered, and addresses end up in logs
+        cursor = asked.cursor_after(_texts(view, found.rows[asked.limit - 1].json))
+        next_page = f"{path_of('views', view.name)}?{urlencode([*asked.rest, ('cursor', cursor)])}"
+    position = str(found.position)
+    body = msgspec.json.encode({"items": rows, "next": next_page, "position": position, "parked": found.parked})
+    tag = content_tag(*rows, (next_page or "").encode(), b"%a" % found.parked)
+    link = {"Link": f'<{next_page}>; rel="next"'} if next_page else {}
+    return answered(request, tag, found, body, link | _applied(request))
 
 
-def _live(view: View) -> Route:
-    async def route(request: Request) -> Response:
-        only, key = rows_for(request, view), key_of(view, request)
-        refuse_unknown(request)
-        seen = single(request, "Last-Event-ID")
-        if seen is not None and len(seen) > LONGEST_TAG:
-            raise invalid([("header.Last-Event-ID", "It is the id of an event that was sent.")])
-        services = services_of(request)
-        require_promises(services)
-        await services.views.require_live(view)
-        if services.is_stopping:
-            raise STOPPING()
-        slots, feed = services.subscribers, services.feed(view)
-        await slots.acquire()
-        watcher = feed.watch(key, seen or None, only)
-        valid_s = valid_for_s(request)
-        end_s = LONGEST_FEED_S if valid_s is None else min(valid_s, LONGEST_FEED_S)
-        expiry = asyncio.get_running_loop().call_later(end_s, watcher.end)
+async def _live(view: View, request: Request) -> Response:
+    only, key = rows_for(request, view), key_of(view, request)
+    refuse_unknown(request)
+    seen = single(request, "Last-Event-ID")
+    if seen is not None and len(seen) > LONGEST_TAG:
+        raise invalid([("header.Last-Event-ID", "It is the id of an event that was sent.")])
+    services = services_of(request)
+    require_promises(services)
+    await services.views.require_live(view)
+    if services.is_stopping:
+        raise STOPPING()
+    slots, feed = services.subscribers, services.feed(view)
+    await slots.acquire()
+    watcher = feed.watch(key, seen or None, only)
+    valid_s = valid_for_s(request)
+    end_s = LONGEST_FEED_S if valid_s is None else min(valid_s, LONGEST_FEED_S)
+    expiry = asyncio.get_running_loop().call_later(end_s, watcher.end)
 
-        def end() -> None:
-            expiry.cancel()
-            feed.leave(watcher)
-            slots.release()
+    def end() -> None:
+        expiry.cancel()
+        feed.leave(watcher)
+        slots.release()
 
-        return EventStream(watcher.frames(), end)
-
-    return route
+    return EventStream(watcher.frames(), end)
 
 
 def _reader(request: Request) -> ViewReader:
