@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Iterable
 
 from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.issuer import Issuer, KeysNotKnown, TokenRefused, Verified
 from api.problems import Problem, kind, kind_of, problem_of
-from api.requests import BAD_HEADER, single
+from api.requests import BAD_HEADER
 from infra.access import Caller
 from infra.observability.logs import Sparing
 from infra.settings import Settings
@@ -31,7 +32,7 @@ OPEN = frozenset({"/health/live", "/health/ready"})
 DOCS = re.compile(r"/docs|/openapi\.json|/static-offline-docs/.*").fullmatch
 METRICS = "metrics"
 """The scope that the path of the same name needs."""
-_BEARER = re.compile(r"bearer +([A-Za-z0-9._~+/=-]+) *", re.IGNORECASE | re.ASCII).fullmatch
+_BEARER = re.compile(rb"bearer +([A-Za-z0-9._~+/=-]+) *", re.IGNORECASE).fullmatch
 _CALLER, _UNTIL = "samefold.caller", "samefold.until"
 
 
@@ -60,7 +61,7 @@ class Door:
 
     async def _verified(self, scope: Scope) -> Verified:
         try:
-            return await self._issuer.caller_of(_token(Request(scope)))
+            return await self._issuer.caller_of(_token(scope["headers"]))
         except KeysNotKnown as error:
             raise problem_of(error) from None
         except TokenRefused as error:
@@ -82,10 +83,13 @@ def valid_for_s(request: Request) -> float | None:
     return None if until is None else max(0.0, until - time.time())
 
 
-def _token(request: Request) -> str:
+def _token(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """The bearer token (RFC 6750). Raises Problem 400, 401."""
-    if (given := single(request, "Authorization")) is None:
+    given = [value for name, value in headers if name == b"authorization"]
+    if not given:
         raise NOT_AUTHENTICATED("Send a token: Authorization: Bearer …", headers={"WWW-Authenticate": "Bearer"})
-    if (found := _BEARER(given)) is None:
+    if len(given) > 1:
+        raise BAD_HEADER(f"Authorization comes {len(given)} times; it must come once.")
+    if (found := _BEARER(given[0])) is None:
         raise TokenRefused("The header Authorization holds no bearer token.")
-    return found[1]
+    return found[1].decode()
