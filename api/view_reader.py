@@ -255,6 +255,7 @@ class PositionWaits:
     def __init__(self, notifications: Notifications, most: int) -> None:
         self._most = most
         self._waiters: set[Waiter] = set()
+        self._gave_up = False
         notifications.subscribe(self._notified)
 
     def __len__(self) -> int:
@@ -262,7 +263,9 @@ class PositionWaits:
 
     @contextmanager
     def waiting(self, agent: str, seen: Token) -> Iterator[Waiter]:
-        """Raises Problem 429."""
+        """Raises Problem 429, 503."""
+        if self._gave_up:  # its place in the pool was another's until now
+            raise STOPPING()
         if len(self) >= self._most:
             raise TOO_MANY_READERS()
         waiter = Waiter(agent, seen)
@@ -273,7 +276,8 @@ class PositionWaits:
             self._waiters.discard(waiter)
 
     def give_up(self) -> None:
-        """All waiting requests end with a Problem: the process is stopping."""
+        """All waiting requests end with a Problem, and those to come: the process is stopping."""
+        self._gave_up = True
         for waiter in self._waiters:
             waiter.give_up()
 
