@@ -162,7 +162,15 @@ def begin(
             abandon(connection, build)
     positions_of(connection, leader, topic)  # before a table is taken that the first start wants
     ids = [create(connection, uuid4(), view, code_set) for view in views]
-    return _pin(connection, ids, names, leader, topic)
+    with connection.transaction():
+        lock_skips(connection, names)
+        builds = lock_builds(connection, ids)
+        ends = positions_of(connection, leader, topic).readings
+        for build in builds:
+            write_build_positions(connection, build.id, topic, ends)
+        pinned = by_id(connection, ids), Pin(ends, read_skips(connection, names))
+    reach("build pinned")
+    return pinned
 
 
 def create(
@@ -244,20 +252,6 @@ def drop_keys(connection: Connection, table: str) -> None:
         (table,),
     ).fetchall():
         connection.execute(sql.SQL("drop index {}").format(sql.Identifier(index)))
-
-
-def _pin(
-    connection: Connection, ids: list[UUID], views: Sequence[str], agent: str, topic: str
-) -> tuple[list[Build], Pin]:
-    with connection.transaction():
-        lock_skips(connection, views)
-        builds = lock_builds(connection, ids)
-        positions = positions_of(connection, agent, topic)
-        for build in builds:
-            write_build_positions(connection, build.id, topic, positions.readings)
-        pinned = by_id(connection, ids), Pin(positions.readings, read_skips(connection, views))
-    reach("build pinned")
-    return pinned
 
 
 def positions_of(connection: Connection, agent: str, topic: str) -> Positions:
