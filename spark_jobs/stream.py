@@ -103,16 +103,16 @@ def records_of(batch: pa.RecordBatch) -> list[Record]:
     return [new(Record, (p, o, t, None, v)) for p, o, t, v in zip(partitions, offsets, times, values, strict=True)]
 
 
+@dataclass
 class _Task:
     """One partition's records, applied from the agent's position on."""
 
-    def __init__(self, share: Share, partition: int) -> None:
-        self.share = share
-        self.partition = partition
-        self.session = 0
-        self.reading: Reading | None = None
-        self.fenced = 0
-        self.folded = 0
+    share: Share
+    partition: int
+    session: int = 0
+    reading: Reading | None = None
+    fenced: int = 0
+    folded: int = 0
 
     def apply(self, records: Sequence[Record]) -> ShareResult:
         try:

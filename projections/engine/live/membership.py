@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, errors
@@ -29,25 +30,18 @@ LEAVE_S = 2.0
 """How long to wait for a broker that is unavailable."""
 
 
+@dataclass
 class Membership:
     """Tells `assigned` which partitions are the agent's; none during a rebalance, and after it has left."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        group: str,
-        name: str,
-        parts: Parts,
-        status: StatusLog,
-        assigned: Callable[[Sequence[int]], None],
-    ) -> None:
-        self.settings = settings
-        self.group = group
-        self.name = name
-        self.parts = parts
-        self.assigned = assigned
-        self.consumer: Any = None
-        self._status = status
+    settings: Settings
+    group: str
+    name: str
+    parts: Parts
+    status: StatusLog
+    assigned: Callable[[Sequence[int]], None]
+    consumer: Any = None
+    """That of the membership; none before it joins, and after it has left."""
 
     async def stay(self) -> None:
         """Join, and join again after errors, until this task is cancelled. Raises KafkaDenied."""
@@ -57,13 +51,13 @@ class Membership:
                 while True:
                     # returns no records, but raises the group's errors
                     await self.consumer.getmany(timeout_ms=CHECK_MS)
-                    self._status.well("group", "a member of Kafka's group again")
+                    self.status.well("group", "a member of Kafka's group again")
             except errors.GroupAuthorizationFailedError:
                 denied = KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)
                 raise clients.denied(self.settings, denied, f"Read of group '{self.group}'") from None
             except errors.KafkaError as error:
                 what = f"Kafka's group is unavailable, joining again until it succeeds: {error}"
-                self._status.wrong("group", what, type(error).__name__)
+                self.status.wrong("group", what, type(error).__name__)
                 await self.leave()
                 await asyncio.sleep(AGAIN_S)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import accumulate
 
 from infra.errors import SamefoldError
@@ -112,6 +112,7 @@ class _Partition:
     """The partition's end as last reported."""
 
 
+@dataclass(eq=False)
 class Reader:
     """Reads an agent's assigned partitions. `code` is {view: version} of this code; times are in seconds.
 
@@ -122,24 +123,16 @@ class Reader:
     and each is fenced by its own positions.
     """
 
-    def __init__(
-        self,
-        code: Mapping[str, int],
-        *,
-        batch: int,
-        max_age: float = MAX_AGE_S,
-        lanes: int = 1,
-        difference: Callable[[Mapping[str, int], Mapping[str, int]], str | None] = set_difference,
-        look_again: float = LOOK_AGAIN_S,
-        waits: type[EngineStop] = OtherCode,
-    ) -> None:
-        self.code = code
-        self._difference = difference
-        self._look_again = look_again
-        self._waits = waits
-        self.batch = batch
-        self.max_age = max_age
-        self.lanes = lanes
+    code: Mapping[str, int]
+    _: KW_ONLY
+    batch: int
+    max_age: float = MAX_AGE_S
+    lanes: int = 1
+    difference: Callable[[Mapping[str, int], Mapping[str, int]], str | None] = set_difference
+    look_again: float = LOOK_AGAIN_S
+    waits: type[EngineStop] = OtherCode
+
+    def __post_init__(self) -> None:
         self.turn = 0
         self.due: float | None = None
         """When to call `tick`, unless something else happens before."""
@@ -179,12 +172,12 @@ class Reader:
         """The agent's positions were read; None if it has never run."""
         if turn != self.turn:
             return []
-        difference = self._difference(positions.live_set if positions else {}, self.code)
+        difference = self.difference(positions.live_set if positions else {}, self.code)
         self._holds = positions is None or difference is not None
         if positions is None or difference is not None:
             self._failures = 0
             retired = "no view of this agent is live any more; " if positions and not positions.live else ""
-            return [Wait(f"{retired}{difference or 'no positions yet'}"), ReadPositions(turn, self._look_again)]
+            return [Wait(f"{retired}{difference or 'no positions yet'}"), ReadPositions(turn, self.look_again)]
         mine = self._assigned & positions.readings.keys()
         if self._checking:
             at = {partition: positions.readings[partition].next_offset for partition in mine}
@@ -238,7 +231,7 @@ class Reader:
         self._failures = 0
         for partition, reading in result.readings.items():
             self._parts[partition].reading = reading
-        if isinstance(result.stop, self._waits):
+        if isinstance(result.stop, self.waits):
             if not self._newer:
                 self._check_at = now + NEWER_S
             # the batch's other partitions may have been cut short too, so the positions are read again

@@ -7,7 +7,7 @@ agents read the stream's rows again and no longer treat it as parked. Most of th
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from psycopg import errors
 
@@ -67,23 +67,23 @@ class Replayed:
 
 def replay(settings: Settings, view: View, stream: str) -> Replayed:
     """Fold a parked stream's events into the live table. Raises NotParked, NotLive, PoisonEvent, LogChanged, StreamBusy."""
-    return _Replay(settings, view, stream, drop=False).run()
+    return _Replay(settings, view, stream, dropping=False).run()
 
 
 def drop(settings: Settings, view: View, stream: str) -> Replayed:
     """Leave the first parked event out of the view for good, in every later build too, and replay the rest."""
-    return _Replay(settings, view, stream, drop=True).run()
+    return _Replay(settings, view, stream, dropping=True).run()
 
 
+@dataclass
 class _Replay:
-    def __init__(self, settings: Settings, view: View, stream: str, *, drop: bool) -> None:
-        self.settings = settings
-        self.topic = settings.events_topic
-        self.view = view
-        self.stream = stream
-        self.dropping = drop
-        self.reading: Reading = START
-        self.commits: list[Counted] = []
+    settings: Settings
+    view: View
+    stream: str
+    dropping: bool
+    reading: Reading = START
+    commits: list[Counted] = field(default_factory=list)
+    """The stream's, up to the reading."""
 
     def run(self) -> Replayed:
         with session(self.settings, "samefold parked", short_transactions=True) as connection:
@@ -110,7 +110,7 @@ class _Replay:
                     return done
 
     def _look(self, connection: Connection) -> tuple[ParkedStream, Positions]:
-        positions = read_positions(connection, self.view.agent, self.topic)
+        positions = read_positions(connection, self.view.agent, self.settings.events_topic)
         live = positions.live.get(self.view.name) if positions else None
         if positions is None or live is None or live.version != self.view.version:
             raise NotLive(
@@ -126,7 +126,7 @@ class _Replay:
 
     def _read_to(self, partition: int, end: Reading) -> None:
         """Collect the stream's commits up to exactly a position, from the log's beginning: a journal needs the earlier states."""
-        for batch in counted_to(self.settings, self.topic, partition, end, self.reading):
+        for batch in counted_to(self.settings, self.settings.events_topic, partition, end, self.reading):
             self.reading = batch.next
             self.commits += [one for one in batch.counted if one.commit.stream == self.stream]
 
@@ -134,7 +134,7 @@ class _Replay:
         """The result and the abandoned builds; None when too many records are left to read under the locks."""
         with connection.transaction():
             connection.execute(f"set local lock_timeout = {LOCK_TIMEOUT_MS}")
-            locked = lock_positions(connection, [self.view.agent], self.topic)
+            locked = lock_positions(connection, [self.view.agent], self.settings.events_topic)
             parked, positions = self._look(connection)
             end = positions.readings[parked.partition]
             if end.next_offset - self.reading.next_offset > FEW_RECORDS:
@@ -143,7 +143,7 @@ class _Replay:
             abandoned = self._skip(connection, parked) if self.dropping else []
             events, again = self._fold(connection, parked)
             self._record(connection, parked, again)
-            set_generation(connection, self.topic, locked, "replay")
+            set_generation(connection, self.settings.events_topic, locked, "replay")
         dropped = parked.since_version if self.dropping else None
         removed = [build for build in abandoned if build.state in (BuildState.LOADING, BuildState.READY)]
         tables = tuple(build.table for build in abandoned)

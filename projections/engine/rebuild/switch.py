@@ -163,23 +163,18 @@ def switch(
     return _Switch(settings, connection, builds, views, progress).run(give_up_s, wait_s)
 
 
+@dataclass
 class _Switch:
-    def __init__(
-        self,
-        settings: Settings,
-        connection: Connection,
-        builds: Sequence[Build],
-        views: Mapping[str, View],
-        progress: Progress,
-    ) -> None:
-        self.settings = settings
-        self.topic = settings.events_topic
-        self.connection = connection
-        self.builds = builds
-        self.views = views
-        self.progress = progress
-        self.live = pointers(connection)
-        self.move = plan_move(self.live, [build.view for build in builds], views)
+    settings: Settings
+    connection: Connection
+    builds: Sequence[Build]
+    views: Mapping[str, View]
+    progress: Progress
+
+    def __post_init__(self) -> None:
+        self.topic = self.settings.events_topic
+        self.live = pointers(self.connection)
+        self.move = plan_move(self.live, [build.view for build in self.builds], self.views)
         self.groups: dict[str, Group] = {}
         """By agent, once its builds are at the same positions."""
         self.tails: dict[str, Tail] = {}
