@@ -153,7 +153,7 @@ def test_in_memory_it_gives_the_same(count: int, seed: int) -> None:
 
 
 FOLD, FOLDED = "projections/engine/fold/fold.py", "projections/engine/rebuild/folded.py"
-ADD = "            add_sums(self.plan, view, self.sums[view], sums)"
+ADD = "changes.sums.items():"
 KEPT = "{key: self.rows[name].get(key) if row is None else row for key, row in changed.items()}"
 MUTANTS = {
     "nothing void": [
@@ -163,7 +163,7 @@ MUTANTS = {
     "a journal is told the state before": [
         Edit(FOLD, "journal.function(event, after, at)", "journal.function(event, before if context else after, at)")
     ],
-    "sums added twice": [Edit(FOLDED, ADD, f"{ADD}\n{ADD}")],
+    "sums added twice": [Edit(FOLDED, ADD, "(*changes.sums.items(), *changes.sums.items()):")],
     "parked streams forgotten": [Edit(FOLDED, "self.blocked = self.blocked.and_parked(changes.parked)", "pass")],
     "skips unread": [
         Edit(FOLD, "any(first <= at.version <= last for first, last in self.skips.get(key, ()))", "False")

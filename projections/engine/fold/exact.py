@@ -33,7 +33,7 @@ class Exact:
         self._key_places = view.key_places
         self._key_columns = view.key
         self._key_of = tuple_getter(view.key_places)
-        self._own_key = itemgetter(*view.key_places) if view.key_function is None else self._key_of
+        self._own_key = view.key_of
         self._contexts = view.contexts
 
     def row(self, row: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from operator import add
 from typing import Any
 
 import msgspec
@@ -28,7 +29,7 @@ class Sums:
     def __init__(self, view: View) -> None:
         self.key = tuple_getter(view.key_places)
         self.increments = tuple_getter([place for place, column in enumerate(view.columns) if not column.is_key])
-        self.combine = tuple(_combiner(column) for column in view.columns if not column.is_key)
+        self.combine = tuple(map(_combiner, view.values))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,11 +109,7 @@ def _kinds(steps: Mapping[str, Mapping[str, Step | None]]) -> dict[str, type]:
     return found
 
 
-def _add(a: Any, b: Any) -> Any:
-    return a + b
-
-
 def _combiner(column: Column) -> Callable[[Any, Any], Any]:
     if column.role is Role.SUM:
-        return EXACT.add if column.scalar is Scalar.DECIMAL else _add
+        return EXACT.add if column.scalar is Scalar.DECIMAL else add
     return min if column.role is Role.MIN else max

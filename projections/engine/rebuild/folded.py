@@ -5,7 +5,7 @@ For loading, verification and replays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 from typing import Any
 
@@ -67,17 +67,21 @@ class Folded:
         self.plan = plan
         self.blocked = blocked
         self.held = RowCache(plan)
-        self.sums: dict[str, dict[tuple[Any, ...], list[Any]]] = {
-            view.name: {} for view in plan.views.values() if view.kind is Kind.SUMMARY
-        }
+        self.sums: dict[str, dict[tuple[Any, ...], list[Any]]] = {view: {} for view in plan.sums}
         self.parked: list[Parked] = []
 
     def fold(self, batch: Batch) -> Changes:
         """Fold a batch and keep its changes, which are returned."""
         changes = fold(self.plan, decode(self.plan, batch.partition, batch.counted), self.held, self.blocked)
         self.held.merge(changes)
-        for view, sums in changes.sums.items():
-            add_sums(self.plan, view, self.sums[view], sums)
+        for view, more in changes.sums.items():
+            sums, combine = self.sums[view], self.plan.sums[view].combine
+            for key, increments in more.items():
+                before = sums.get(key)
+                if before is None:
+                    sums[key] = increments
+                else:
+                    sums[key] = [one(a, b) for one, a, b in zip(combine, before, increments, strict=True)]
         if changes.parked:
             self.parked += changes.parked
             self.blocked = self.blocked.and_parked(changes.parked)
@@ -96,21 +100,9 @@ class Folded:
             case Kind.ENTITY:
                 return _stored(view, (row for row in self.held.rows[view.name].values() if row is not None), partition)
             case _:
-                in_order = itemgetter(*_summary_order(view))
+                in_order = itemgetter(*map([*view.key, *view.values].index, view.columns))
                 sums = self.sums[view.name].items()
                 return _stored(view, (in_order((*key, *increments)) for key, increments in sums), partition)
-
-
-def add_sums(
-    plan: Plan, view: str, sums: dict[tuple[Any, ...], list[Any]], more: Mapping[tuple[Any, ...], list[Any]]
-) -> None:
-    """Add increments to sums, key by key, as the view's columns combine."""
-    combine = plan.sums[view].combine
-    for key, increments in more.items():
-        before = sums.get(key)
-        sums[key] = (
-            increments if before is None else [one(a, b) for one, a, b in zip(combine, before, increments, strict=True)]
-        )
 
 
 def added_rows(view: View, changes: Changes) -> Iterator[StoredRow]:
@@ -135,10 +127,3 @@ def _stored(view: View, rows: Iterable[Any], partition: int) -> Iterator[StoredR
             if values[index] is not None:
                 values[index] = convert(values[index])
         yield tuple(values)
-
-
-def _summary_order(view: View) -> list[int]:
-    """The place of each column in (key columns, other columns)."""
-    names = [*(column.name for column in view.columns if column.is_key)]
-    names += [column.name for column in view.columns if not column.is_key]
-    return [names.index(column.name) for column in view.columns]

@@ -21,11 +21,10 @@ from infra.errors import SamefoldError, in_words
 from projections.engine.fold.fold import Changes, Decoded, RowCache, keys_to_load
 from projections.engine.fold.plan import Plan
 from projections.engine.views import binary_arrays
-from projections.engine.views.binary_arrays import BinaryArray
 from projections.engine.views.column_types import Scalar
 from projections.engine.views.columns import PARTITION, Column, Role
 from projections.engine.views.core_views import command_key
-from projections.engine.views.view import Kind, View, tuple_getter
+from projections.engine.views.view import Kind, View
 
 _PARTITION_COLUMN = Column(PARTITION, Scalar.INT)
 _encode = msgspec.json.encode
@@ -78,7 +77,7 @@ def ask_for_missing(
         for name, keys in keys_to_load(plan, one, held[one.partition]).items():
             if name in tables:
                 view = plan.views[name]
-                by_column = [keys] if _plain_key(view) else list(zip(*keys, strict=True))
+                by_column = [keys] if view.key_function is None else list(zip(*keys, strict=True))
                 packed = [column.type.pack(values) for column, values in zip(view.key, by_column, strict=True)]
                 cursor = connection.execute(_select(view, tables[name]), packed)
                 asked.append(Asked(held[one.partition], name, keys, cursor))
@@ -97,7 +96,7 @@ def _loaded(view: View, context: Context | None, records: Iterable[tuple[Any, ..
     if context is not None:
         return {stream: (version, _state(context.state, stream, text)) for stream, version, text in records}
     rows = list(map(_row_maker(view), records))
-    return dict(zip(map(_key_of_row(view), rows), rows, strict=True))
+    return dict(zip(map(view.key_of, rows), rows, strict=True))
 
 
 def _state(kind: type, stream: str, text: str) -> Any:
@@ -138,7 +137,7 @@ def writes(view: View, table: str, batches: Sequence[Changes]) -> list[Statement
                 return _statement(_plain_insert(view, table), view.columns, lines)
             case Kind.SUMMARY:
                 sums = [(b.partition, [(*key, *values) for key, values in b.sums[view.name].items()]) for b in batches]
-                return _statement(_add(view, table), [*view.key, *_increments(view)], sums)
+                return _statement(_add(view, table), [*view.key, *view.values], sums)
             case Kind.SNAPSHOT:
                 states = [
                     (
@@ -167,7 +166,7 @@ def _write_entities(view: View, table: str, batches: Sequence[Changes]) -> list[
         stored.append((batch.partition, rows))
         if len(rows) < len(changed):
             absent = [key for key, row in changed.items() if row is None]
-            deleted.append((batch.partition, [(key,) for key in absent] if _plain_key(view) else absent))
+            deleted.append((batch.partition, [(key,) for key in absent] if view.key_function is None else absent))
     return [
         *_statement(_delete(view, table), view.key, deleted),
         *_statement(_upsert(view, table), view.columns, stored),
@@ -202,48 +201,27 @@ def _write_outcomes(view: View, table: str, batches: Sequence[Changes]) -> list[
     ]
 
 
-def _plain_key(view: View) -> bool:
-    """Whether the fold's key is the value of the only key column, instead of a tuple."""
-    return view.key_function is None
-
-
-def _key_of_row(view: View) -> Callable[[Any], Any]:
-    """Reads a row's key as the fold has it."""
-    return itemgetter(*view.key_places) if _plain_key(view) else tuple_getter(view.key_places)
-
-
-def _increments(view: View) -> list[Column]:
-    return [column for column in view.columns if not column.is_key]
-
-
 _Rows = list[tuple[int, list[tuple[Any, ...]]]]
 """By partition, the rows of a statement."""
 
 
 def _statement(query: bytes, columns: Sequence[Column], rows: _Rows) -> list[Statement]:
-    """The statement for rows of these columns, if there are any."""
+    """The statement for rows of these columns, if there are any: packed by column, sorted by partition and key."""
     rows = [part for part in rows if part[1]]
-    return [Statement(query, _packed(columns, rows))] if rows else []
-
-
-def _packed(columns: Sequence[Column], rows: _Rows) -> list[BinaryArray]:
-    """Rows of these columns, packed by column, and their partitions; sorted by partition and key."""
+    if not rows:
+        return []
     places = [place for place, column in enumerate(columns) if column.is_key]
     order: Callable[[Any], Any] = itemgetter(*places)
     if any(columns[place].enum for place in places):  # an enum may have no order, but its stored text has
-        stored = [columns[place].type.to_database or _itself for place in places]
-        key_of = tuple_getter(places)
-        order = lambda row: tuple(convert(value) for convert, value in zip(stored, key_of(row), strict=True))  # noqa: E731
+        stored = [(place, columns[place].type.to_database) for place in places]
+        order = lambda row: tuple(row[place] if convert is None else convert(row[place]) for place, convert in stored)  # noqa: E731
     together, partitions = list[tuple[Any, ...]](), list[int]()
     for partition, part in sorted(rows, key=itemgetter(0)):
         together += sorted(part, key=order)
         partitions += [partition] * len(part)
     by_column = zip(columns, zip(*together, strict=True), strict=True)
-    return [*(column.type.pack(values) for column, values in by_column), binary_arrays.smallints(partitions)]
-
-
-def _itself(value: Any) -> Any:
-    return value
+    packed = [column.type.pack(values) for column, values in by_column]
+    return [Statement(query, [*packed, binary_arrays.smallints(partitions)])]
 
 
 # The statements. Each is composed once per table, as bytes, because psycopg would render a Composed each time. The server
@@ -300,7 +278,7 @@ def _plain_insert(view: View, table: str) -> bytes:
 def _upsert(view: View, table: str) -> bytes:
     # A row of another partition is covered by another position: it becomes a null, which is refused.
     owned = sql.SQL("{0} = case when t.{0} = excluded.{0} then t.{0} end").format(sql.Identifier(PARTITION))
-    sets = [sql.SQL("{0} = excluded.{0}").format(name) for name in _names(_increments(view))]
+    sets = [sql.SQL("{0} = excluded.{0}").format(name) for name in _names(view.values)]
     upsert = sql.SQL("{} on conflict ({}) do update set {}").format(
         _insert_into(table, view.columns), sql.SQL(", ").join(_names(view.key)), sql.SQL(", ").join([*sets, owned])
     )
@@ -316,12 +294,11 @@ _COMBINED = {
 
 @lru_cache
 def _add(view: View, table: str) -> bytes:
-    increments = _increments(view)
     upsert = sql.SQL("{} on conflict ({}, {}) do update set {}").format(
-        _insert_into(table, [*view.key, *increments]),
+        _insert_into(table, [*view.key, *view.values]),
         sql.SQL(", ").join(_names(view.key)),
         sql.Identifier(PARTITION),
-        sql.SQL(", ").join(_COMBINED[column.role].format(sql.Identifier(column.name)) for column in increments),
+        sql.SQL(", ").join(_COMBINED[column.role].format(sql.Identifier(column.name)) for column in view.values),
     )
     return upsert.as_bytes()
 

@@ -101,6 +101,16 @@ class View:
         return tuple(place for place, column in enumerate(self.columns) if column.is_key)
 
     @property
+    def key_of(self) -> Callable[[Any], Any]:
+        """Reads a row's key as the fold has it: a tuple, or the value of the only column where there is no `key`."""
+        return itemgetter(*self.key_places) if self.key_function is None else tuple_getter(self.key_places)
+
+    @property
+    def values(self) -> tuple[Column, ...]:
+        """The columns beside the key: a summary's increments."""
+        return tuple(column for column in self.columns if not column.is_key)
+
+    @property
     def needs_state(self) -> bool:
         """Whether the fold needs the domain's state after each event."""
         return self.kind in (Kind.JOURNAL, Kind.SNAPSHOT)
