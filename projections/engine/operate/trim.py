@@ -83,15 +83,12 @@ def _plan(
     limits: dict[int, list[Limit]] = {partition: [] for partition in wanted}
     for partition, limit in _limits(settings, topic, connection):
         limits[partition].append(limit)
-    return [
-        _cut(partition, topic.first[partition], wanted[partition], limits[partition]) for partition in sorted(wanted)
-    ]
-
-
-def _cut(partition: int, first: int, wanted: int, limits: list[Limit]) -> Cut:
-    lowest = min(limits, key=lambda limit: limit.offset)
-    to = max(min(wanted, lowest.offset), first)
-    return Cut(partition, first, to, lowest.whose if lowest.offset < wanted else "")
+    cuts = []
+    for partition, end in sorted(wanted.items()):
+        lowest, first = min(limits[partition], key=lambda limit: limit.offset), topic.first[partition]
+        to = max(min(end, lowest.offset), first)
+        cuts.append(Cut(partition, first, to, lowest.whose if lowest.offset < end else ""))
+    return cuts
 
 
 def trim_log(settings: Settings, topic: Topic, cuts: list[Cut], *, progress: Progress = SILENT) -> list[Cut]:

@@ -287,7 +287,7 @@ class PartWriter:
             if entered:
                 self._copying = self._connection.cursor().copy(copy_into(self.view, self.build.table))
                 self._copy = self._copying.__enter__()
-                self._copy.set_types(copy_types(self.view))
+                self._copy.set_types([*(one.type.copied_as or one.type.sql_name for one in self.view.columns), "int2"])
         except BaseException:
             self._connection.close()
             raise
@@ -383,8 +383,3 @@ def copy_into(view: View, table: str) -> sql.Composed:
     return sql.SQL("copy {} ({}) from stdin (format binary)").format(
         sql.Identifier(table), sql.SQL(", ").join([*names, sql.Identifier(PARTITION)])
     )
-
-
-def copy_types(view: View) -> list[str]:
-    """PostgreSQL's types of the values that are copied: the columns' and the partition's."""
-    return [*(column.type.copied_as or column.type.sql_name for column in view.columns), "int2"]

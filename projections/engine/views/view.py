@@ -155,7 +155,11 @@ def view_of(module: ModuleType, known: Collection[Context] | None = None) -> Vie
     """The view that a module declares. It may subscribe to events of `known`, by default of `domain/`. Raises BadView."""
     name = module.__name__.rpartition(".")[2]
     known = contexts().values() if known is None else known
-    _check_name(name)
+    if not NAME.fullmatch(name) or RESERVED.fullmatch(name):
+        raise BadView(
+            f"projections/{name}.py can't be a view: its name is reserved or not valid for a table.",
+            "Rename the file: at most 40 lower case letters, digits and underscores, without _v1 or the like at the end.",
+        )
     kind, function = _function(name, module)
     file = f"projections/{name}.py"
     version = version_of(module, file, BadView)
@@ -204,14 +208,6 @@ def view_of(module: ModuleType, known: Collection[Context] | None = None) -> Vie
 def fingerprint(*parts: str) -> str:
     """A short hash of a shape."""
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:12]
-
-
-def _check_name(name: str) -> None:
-    if not NAME.fullmatch(name) or RESERVED.fullmatch(name):
-        raise BadView(
-            f"projections/{name}.py can't be a view: its name is reserved or not valid for a table.",
-            "Rename the file: at most 40 lower case letters, digits and underscores, without _v1 or the like at the end.",
-        )
 
 
 def _function(name: str, module: ModuleType) -> tuple[Kind, Callable[..., Any]]:
