@@ -49,8 +49,7 @@ class Spark:
             return []
         with named_errors(arguments[0].settings):
             job = _Job(self.session.sparkContext, task, arguments)
-            returned = job.result(advance)
-        return [one.value for one in sorted(returned, key=lambda one: one.slot)]
+            return [one.value for one in job.result(advance)]
 
 
 class _Job:
@@ -71,7 +70,7 @@ class _Job:
         self._error: BaseException | None = None
 
     def result(self, advance: Advance) -> list[Returned]:
-        """Raises what a task raised, SparkGaveUp, psycopg.Error."""
+        """In the order of the arguments. Raises what a task raised, SparkGaveUp, psycopg.Error."""
         from pyspark import InheritableThread
 
         with connect(self._settings, "samefold progress") as listening:

@@ -67,12 +67,10 @@ class _Trace(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """A task's value or failure, and how many records it reported."""
+    """A task's value, and how many records it reported. A failure goes through `Task.failed`."""
 
-    slot: int
     folded: int
     value: Any = None
-    failure: Failure | None = None
 
 
 def pack(sender: Services, slot: int, function: Callable[[Any, Advance], Any], argument: Argument) -> Sent:
@@ -114,20 +112,19 @@ class Task:
             if attempt + 1 < self.attempts:
                 time.sleep(PAUSE_S)
                 raise
-            return self._failed(sent, reported, error)
+            return self._failed(reported, error)
         except Exception as error:
-            return self._failed(sent, reported, error)
-        return Returned(sent.slot, reported, value)
+            return self._failed(reported, error)
+        return Returned(reported, value)
 
-    def _failed(self, sent: Sent, reported: int, error: Exception) -> Returned:
+    def _failed(self, reported: int, error: Exception) -> Returned:
         try:
             pickled = pickle.dumps(error)
             pickle.loads(pickled)  # noqa: S301  # some exceptions can be pickled but not unpickled
         except Exception:
             pickled = None
-        failure = Failure(pickled, "".join(traceback.format_exception(error)))
-        self.failed.add((failure,))
-        return Returned(sent.slot, reported, failure=failure)
+        self.failed.add((Failure(pickled, "".join(traceback.format_exception(error))),))
+        return Returned(reported)
 
 
 def own_settings() -> Settings:
