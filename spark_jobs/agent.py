@@ -223,12 +223,12 @@ class Agent:
                     continue
                 case Status.STOPPED if isinstance(result.error, WrongDatabase) and self._is_another(sender):
                     log.info("agent %s: PostgreSQL was restarted; reading the positions", self.name)
+                case Status.STOPPED if isinstance(result.error, DatabaseUnavailable | KafkaUnavailable):
+                    self._unavailable(result.error)
                 case Status.STOPPED if isinstance(result.error, UnknownEvent):
                     self._status.wrong(f"partition {result.partition}", WaitForNewerCode(result.error).why)
                 case Status.STOPPED:
                     self.stop(result.error)
-                case Status.UNAVAILABLE if result.error is not None:
-                    self._unavailable(result.error)
                 case Status.HOLE if result.hole is not None:
                     at, came = result.hole
                     where = f"{self.settings.events_topic}[{result.partition}]"
@@ -292,28 +292,25 @@ def main() -> NoReturn:
     os.environ.update(own_secrets("spark_jobs.agent", settings.environment()))
     stack = ExitStack()
 
+    def start() -> Any:
+        return stack.enter_context(session(f"agent {arguments.agent}", arguments.master, stream_source.session_conf()))
+
     def work() -> None:
-        _serve(settings, arguments.agent, arguments.name, arguments.master, stack)
+        serving = Agent(settings, arguments.agent, arguments.name, start)
+
+        def end(*_: object) -> None:
+            serving.stop()
+            _leave_soon(0)  # also while an unavailable broker blocks it
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, end)
+        serving.run()
 
     code = exit_code_of(work, log, f"agent {arguments.name}")
     _leave_soon(code)
     stack.close()
     # not sys.exit: it would wait for Spark's threads
     os._exit(code)
-
-
-def _serve(settings: Settings, agent: str, name: str, master: str | None, stack: ExitStack) -> None:
-    def session_of_mine() -> Any:
-        return stack.enter_context(session(f"agent {agent}", master, stream_source.session_conf()))
-
-    def end() -> None:
-        serving.stop()
-        _leave_soon(0)  # also while an unavailable broker blocks it
-
-    serving = Agent(settings, agent, name, session_of_mine)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: end())
-    serving.run()
 
 
 def _leave_soon(code: int) -> None:

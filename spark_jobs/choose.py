@@ -11,13 +11,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Literal, get_args
 
 from infra.errors import SamefoldError
 from infra.processes.engines import Engine, EngineFor, Local
 from spark_jobs.session import LOCAL, is_local, session, submitted
-
-Name = Literal["auto", "local", "spark"]
 
 CORE_PER_S = 100_000
 """Records that one core folds and loads in a second, roughly: Samefold measured 190,000 to 236,000 on two."""
@@ -33,17 +30,13 @@ class WrongEngine(SamefoldError):
 
 @contextmanager
 def engine_for(
-    engine: str = "auto",
-    master: str | None = None,
-    processes: int | None = None,
-    *,
-    tell: Callable[[str], None],
+    engine: str = "auto", master: str | None = None, processes: int | None = None, *, tell: Callable[[str], None]
 ) -> Iterator[EngineFor]:
     """An EngineFor that chooses between `auto`, `local` and `spark`, and reports choice and reason by `tell`.
 
     Raises WrongEngine.
     """
-    if engine not in get_args(Name):
+    if engine not in ("auto", "local", "spark"):
         raise WrongEngine(f"There is no engine '{engine}'.", "They are auto, local and spark.")
     if engine == "local" and master is not None:
         raise WrongEngine("--master goes with --engine spark or auto.", "Leave out one of the two.")

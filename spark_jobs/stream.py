@@ -15,9 +15,7 @@ from enum import StrEnum
 
 import pyarrow as pa
 
-from infra.database.connect import DatabaseUnavailable
 from infra.errors import SamefoldError
-from infra.log.clients import KafkaUnavailable
 from infra.log.records import Record
 from infra.log.rule import Reading
 from infra.observability import logs
@@ -50,8 +48,8 @@ class Status(StrEnum):
     OTHER_SET = "other set"
     """The live views are not this code's."""
     FENCED = "fenced"
-    UNAVAILABLE = "unavailable"
     STOPPED = "stopped"
+    """By an error, which may pass: of a database or broker that is unavailable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +115,6 @@ class _Task:
     def apply(self, records: Sequence[Record]) -> ShareResult:
         try:
             return self._apply(_worker(self.share), records)
-        except (DatabaseUnavailable, KafkaUnavailable) as error:
-            return self._result(Status.UNAVAILABLE, error=error)
         except SamefoldError as error:
             return self._result(Status.STOPPED, error=error)
 
