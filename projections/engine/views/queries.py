@@ -96,16 +96,14 @@ def page(
 
     With `only`, no others exist. Raises BadAccess.
     """
-    # a summary's values are there only after grouping
-    late = {column.name for column in view.columns if view.kind is Kind.SUMMARY and not column.is_key}
-    in_order = [(column.name, filters[column.name]) for column in view.columns if column.name in filters]
-    where = [(name, value) for name, value in in_order if name not in late]
-    having = [(name, value) for name, value in in_order if name in late]
+    filtered = [column for column in (*view.key, *view.values) if column.name in filters]
+    nulls = tuple((column, filters[column.name] is None) for column in filtered)
+    values = [filters[column.name] for column, is_null in nulls if not is_null]
     allowed, shape = (allowed_values(view, only), only.shape) if only else ([], ())
     of_parked = allowed if view.tells_stream else []
     return Query(
-        *_page(view, table, _nulls(where), _nulls(having), after is not None, shape),
-        [topic, *of_parked, [], *_values(where), *(after or ()), *_values(having), *allowed, most, view.name],
+        *_page(view, table, after is not None, nulls, shape),
+        [topic, *of_parked, [], *(after or ()), *values, *allowed, most, view.name],
     )
 
 
@@ -204,28 +202,29 @@ def _by_keys(view: View, table: str, shape: Shape) -> tuple[bytes, bytes]:
 
 @lru_cache(256)
 def _page(
-    view: View,
-    table: str,
-    where: tuple[tuple[str, bool], ...],
-    having: tuple[tuple[str, bool], ...],
-    goes_on: bool,
-    shape: Shape,
+    view: View, table: str, goes_on: bool, filters: tuple[tuple[Column, bool], ...], shape: Shape
 ) -> tuple[bytes, bytes]:
+    """`filters` are the columns that must have a value, the key's first, and whether that is NULL."""
     keys = _list(map(_name, view.key))
-    before = _conditions(view, where)
+    where, having = list[sql.Composed](), list[sql.Composed]()
     if goes_on:
-        places = _list(sql.SQL("%s::{}").format(_type(column)) for column in view.key)
-        before.append(sql.SQL("({}) > ({})").format(keys, places))
-    allowed = [sql.SQL("%s::{}").format(_type(column)) for column in _compared(view, shape)]
-    before_too, after_too = _allowing(view, shape, allowed)
+        where.append(sql.SQL("({}) > ({})").format(keys, _list(map(_placeholder, view.key))))
+    for column, is_null in filters:
+        value = _value(column)
+        condition = (
+            sql.SQL("{} is null").format(value) if is_null else sql.SQL("{} = {}").format(value, _placeholder(column))
+        )
+        # a summary's values are there only after grouping
+        (having if view.kind is Kind.SUMMARY and not column.is_key else where).append(condition)
+    before, after = _allowing(view, shape, list(map(_placeholder, _compared(view, shape))))
     rows = _PAGE.format(
         select=_select(view, table),
-        where=_all_of("where", before + before_too),
+        where=_all_of("where", where + before),
         group_by=_group_by(view),
-        having=_all_of("having", _conditions(view, having) + after_too),
+        having=_all_of("having", having + after),
         keys=keys,
     )
-    parked = _parked(view, table, before_too) if view.tells_stream else _UNKNOWN
+    parked = _parked(view, table, before) if view.tells_stream else _UNKNOWN
     return _texts(rows, parked if shape else _ALL_PARKED)
 
 
@@ -239,24 +238,6 @@ def _parked(view: View, table: str, allowed: Sequence[sql.Composed]) -> sql.Comp
     [key], start = view.key, sql.Literal(len(f"{view.contexts[0]}/") + 1)
     own = sql.SQL(" and ").join([sql.SQL("{} = substr(k.stream, {})").format(_name(key), start), *allowed])
     return _PARKED.format(sql.SQL(" and exists (select from {} t where {})").format(sql.Identifier(table), own))
-
-
-def _nulls(filters: Iterable[tuple[str, Any]]) -> tuple[tuple[str, bool], ...]:
-    return tuple((name, value is None) for name, value in filters)
-
-
-def _values(filters: Iterable[tuple[str, Any]]) -> list[Any]:
-    return [value for _, value in filters if value is not None]
-
-
-def _conditions(view: View, filters: Sequence[tuple[str, bool]]) -> list[sql.Composed]:
-    columns = {column.name: column for column in view.columns}
-    return [
-        sql.SQL("{} is null").format(_value(columns[name]))
-        if is_null
-        else sql.SQL("{} = %s::{}").format(_value(columns[name]), _type(columns[name]))
-        for name, is_null in filters
-    ]
 
 
 def _compared(view: View, shape: Shape) -> list[Column]:
@@ -314,6 +295,10 @@ def _name(column: Column) -> sql.Composed:
 
 def _type(column: Column) -> sql.SQL:
     return sql.SQL(column.type.sql_name)
+
+
+def _placeholder(column: Column) -> sql.Composed:
+    return sql.SQL("%s::{}").format(_type(column))
 
 
 def _list(parts: Iterable[sql.Composable]) -> sql.Composed:
