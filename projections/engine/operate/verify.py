@@ -109,11 +109,7 @@ class Verified:
 
 
 def verify(
-    settings: Settings,
-    views: Mapping[str, View],
-    *,
-    engine_for: EngineFor = local,
-    progress: Progress = SILENT,
+    settings: Settings, views: Mapping[str, View], *, engine_for: EngineFor = local, progress: Progress = SILENT
 ) -> Verified:
     """Compare the live tables of these views with the log, on `engine_for(records)`, by default on local processes.
 
@@ -274,17 +270,9 @@ class _Comparison:
         if self.view.kind not in (Kind.JOURNAL, Kind.OUTCOMES):
             self._compare(folded.kept_rows(self.view, self.partition))
         self.result.add(_difference(self.view, "extra", self.partition, None, row) for row in self._left.values())
-        self.result.add(
-            Difference(
-                self.view.name,
-                "poison",
-                self.partition,
-                {"stream": one.stream, "version": one.version},
-                one.error,
-                None,
-            )
-            for one in folded.parked_of(self.view.name)
-        )
+        for one in folded.parked_of(self.view.name):
+            event = {"stream": one.stream, "version": one.version}
+            self.result.add([Difference(self.view.name, "poison", self.partition, event, one.error, None)])
 
     def _compare(self, rows: Iterable[StoredRow]) -> None:
         for expected in rows:

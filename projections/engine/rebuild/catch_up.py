@@ -74,11 +74,7 @@ class Group:
         return [build.id for build in self.builds.values()]
 
     def catch_up(
-        self,
-        connection: Connection,
-        tail: Tail,
-        to: Mapping[int, Reading],
-        advance: Advance = lambda _count: None,
+        self, connection: Connection, tail: Tail, to: Mapping[int, Reading], advance: Advance = lambda _count: None
     ) -> int:
         """Fold on to exactly these positions; returns the number of commits.
 

@@ -25,12 +25,7 @@ from projections.engine.rebuild.builds import Build, BuildState, builds_of, by_i
 from projections.engine.rebuild.catch_up import AHEAD, Group, NotArrived, Tail, groups_at
 from projections.engine.store.commit import Batch
 from projections.engine.store.event_types import drop_other_event_types
-from projections.engine.store.positions import (
-    POINTERS,
-    lock_positions,
-    set_generation,
-    write_build_positions,
-)
+from projections.engine.store.positions import POINTERS, lock_positions, set_generation, write_build_positions
 from projections.engine.views.sql_views import WAIT_S, is_in_sql_view, replace_sql_view
 from projections.engine.views.view import CORE, View
 

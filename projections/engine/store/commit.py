@@ -24,17 +24,7 @@ from infra.errors import SamefoldError
 from infra.log.rule import Counted, Reading
 from infra.processes.faultpoints import reach
 from projections.engine.fold.errors import EngineStop, TooSlowFold
-from projections.engine.fold.fold import (
-    Blocked,
-    Changes,
-    Decoded,
-    Parked,
-    RowCache,
-    changed_rows,
-    decode,
-    fold,
-    keys_to_load,
-)
+from projections.engine.fold.fold import Changes, Decoded, Parked, RowCache, changed_rows, decode, fold, keys_to_load
 from projections.engine.fold.plan import Plan
 from projections.engine.store.parking import insert_parked
 from projections.engine.store.positions import Positions, channel
@@ -208,7 +198,7 @@ class Committer:
         changes = None
         if not any(keys_to_load(self.plan, one, self.held[one.partition]) for one in decoded):
             try:
-                changes = self._fold(decoded, self.blocked)  # before the positions are locked
+                changes = self._fold(decoded)  # before the positions are locked
             except TooSlowFold:
                 raise
             except EngineStop:
@@ -227,7 +217,7 @@ class Committer:
                     pipeline.sync()
                     hold(self.plan, asked)
                     reach("compare-and-set done")
-                    changes = self._fold(decoded, self.blocked)
+                    changes = self._fold(decoded)
                 answers = []
                 for query, parameters, answer in self._writes(changes) if statements is None else statements:
                     cursor = connection.execute(query, parameters)
@@ -302,8 +292,8 @@ class Committer:
         tables = self.positions.tables
         return [one for name, view in self.plan.views.items() for one in writes(view, tables[name], changes)]
 
-    def _fold(self, decoded: Sequence[Decoded], blocked: Blocked) -> list[Changes]:
-        return [fold(self.plan, one, self.held[one.partition], blocked) for one in decoded]
+    def _fold(self, decoded: Sequence[Decoded]) -> list[Changes]:
+        return [fold(self.plan, one, self.held[one.partition], self.blocked) for one in decoded]
 
     def _applied(self, decoded: Sequence[Decoded], changes: Sequence[Changes], parked: Sequence[Parked]) -> BatchResult:
         for change in changes:
