@@ -38,7 +38,7 @@ from projections.engine.live.stopping import stop_view
 from projections.engine.store.commit import Batch, BatchResult, CommitStatus, Committer
 from projections.engine.store.event_types import record_event_types
 from projections.engine.store.positions import Attempt, Positions, read_positions
-from projections.engine.store.rows import ask_for_missing, hold
+from projections.engine.store.rows import ask_for_missing
 from projections.engine.views.core_views import code_set
 from projections.engine.views.view import CORE, View
 
@@ -313,7 +313,8 @@ class Worker:
                 batch, held = decode(alone, partition, read_readable(was, mine, plan.decode)[1]), RowCache(alone)
                 if alone is not plan:
                     tables = committer.positions.tables
-                    hold(plan, ask_for_missing(connection, plan, tables, [batch], {partition: held}))
+                    hold = ask_for_missing(connection, plan, tables, [batch], {partition: held})
+                    hold()
                     fold(alone, batch, held, committer.blocked)
         return None
 

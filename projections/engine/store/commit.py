@@ -28,7 +28,7 @@ from projections.engine.fold.fold import Changes, Decoded, Parked, RowCache, cha
 from projections.engine.fold.plan import Plan
 from projections.engine.store.parking import insert_parked
 from projections.engine.store.positions import Positions, channel
-from projections.engine.store.rows import Refused, Statement, ask_for_missing, hold, writes
+from projections.engine.store.rows import Refused, Statement, ask_for_missing, writes
 from projections.engine.store.writing import fold_and_write, is_refusal
 from projections.engine.views import binary_arrays
 
@@ -213,9 +213,9 @@ class Committer:
                 connection.execute("begin")
                 self._move(connection, batches)
                 if changes is None:
-                    asked = ask_for_missing(connection, self.plan, self.positions.tables, decoded, self.held)
+                    hold = ask_for_missing(connection, self.plan, self.positions.tables, decoded, self.held)
                     pipeline.sync()
-                    hold(self.plan, asked)
+                    hold()
                     reach("compare-and-set done")
                     changes = self._fold(decoded)
                 answers = []

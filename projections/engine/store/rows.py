@@ -54,41 +54,35 @@ class StoredValueUnknown(SamefoldError):
         )
 
 
-class Asked(NamedTuple):
-    """A query for rows that the cache lacks."""
-
-    held: RowCache
-    view: str
-    keys: Sequence[Any]
-    found: Any
-    """A cursor: in a pipeline, its rows come later."""
-
-
 def ask_for_missing(
     connection: Connection,
     plan: Plan,
     tables: Mapping[str, str],
     batch: Sequence[Decoded],
     held: Mapping[int, RowCache],
-) -> list[Asked]:
-    """Query the rows that the fold needs and `held` lacks, of the views in `tables`. `hold` takes the answers."""
+) -> Callable[[], None]:
+    """Query the rows that the fold needs and `held` lacks, of the views in `tables`.
+
+    The result is to be called when the answers have come, in a pipeline after its `sync`. It caches the rows that were found, and
+    that the others are absent.
+    """
     asked = []
     for one in batch:
-        for name, keys in keys_to_load(plan, one, held[one.partition]).items():
+        cache = held[one.partition]
+        for name, keys in keys_to_load(plan, one, cache).items():
             if name in tables:
                 view = plan.views[name]
                 by_column = [keys] if view.key_function is None else list(zip(*keys, strict=True))
                 packed = [column.type.pack(values) for column, values in zip(view.key, by_column, strict=True)]
                 cursor = connection.execute(_select(view, tables[name]), packed)
-                asked.append(Asked(held[one.partition], name, keys, cursor))
-    return asked
+                asked.append((cache, name, keys, cursor))
 
+    def hold() -> None:
+        for cache, name, keys, cursor in asked:
+            found = _loaded(plan.views[name], plan.states.get(name), cursor.fetchall())
+            cache.rows[name].update(dict.fromkeys(keys) | found)
 
-def hold(plan: Plan, asked: Iterable[Asked]) -> None:
-    """Cache the rows that were found, and that the others are absent."""
-    for held, name, keys, cursor in asked:
-        found = _loaded(plan.views[name], plan.states.get(name), cursor.fetchall())
-        held.rows[name].update(dict.fromkeys(keys) | found)
+    return hold
 
 
 def _loaded(view: View, context: Context | None, records: Iterable[tuple[Any, ...]]) -> dict[Any, Any]:

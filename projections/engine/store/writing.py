@@ -15,7 +15,7 @@ from projections.engine.fold.errors import PoisonEvent
 from projections.engine.fold.fold import Blocked, Changes, Decoded, Parked, RowCache, decode, fold
 from projections.engine.fold.plan import Plan
 from projections.engine.store.parking import insert_parked
-from projections.engine.store.rows import Refused, ask_for_missing, hold, writes
+from projections.engine.store.rows import Refused, ask_for_missing, writes
 from projections.engine.views.columns import PARTITION
 from projections.engine.views.view import Kind, View
 
@@ -37,7 +37,8 @@ def fold_and_write(
     A stream whose row the database refuses is parked from that event on. Raises PoisonEvent where its view does not park. Returns
     the changes and all streams that were parked, which are recorded.
     """
-    hold(plan, ask_for_missing(connection, plan, tables, batch, held))
+    hold = ask_for_missing(connection, plan, tables, batch, held)
+    hold()
     found: list[Parked] = []
     while True:
         changes = [fold(plan, one, held[one.partition], blocked) for one in batch]
