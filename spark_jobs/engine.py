@@ -48,65 +48,61 @@ class Spark:
         if not arguments:
             return []
         with named_errors(arguments[0].settings):
-            job = _Job(self.session.sparkContext, task, arguments)
-            return [one.value for one in job.result(advance)]
+            return [one.value for one in _run(self.session.sparkContext, task, arguments, advance)]
 
 
-class _Job:
-    """One Spark job, run in a thread, so that the caller's can show progress, receive Ctrl-C and cancel the job."""
+def _run(
+    context: Any, task: Callable[[Any, Advance], Any], arguments: Sequence[Argument], advance: Advance
+) -> list[Returned]:
+    """One Spark job, run in a thread, so that the caller's can show progress, receive Ctrl-C and cancel the job.
 
-    def __init__(self, context: Any, task: Callable[[Any, Advance], Any], arguments: Sequence[Argument]) -> None:
-        from pyspark.accumulators import AddingAccumulatorParam
+    Returns the results in the order of the arguments. Raises what a task raised, SparkGaveUp, psycopg.Error.
+    """
+    from pyspark import InheritableThread
+    from pyspark.accumulators import AddingAccumulatorParam
 
-        self._context = context
-        self._settings = arguments[0].settings
-        self._name = f"samefold_{uuid4().hex}"
-        self._failed = context.accumulator((), AddingAccumulatorParam(()))
-        self._task = Task(CODE, self._name, attempts_of(context), self._failed)
-        sender = Services.of(self._settings)
-        self._sent = [pack(sender, slot, task, argument) for slot, argument in enumerate(arguments)]
-        self._folded = [0] * len(arguments)
-        self._returned: list[Returned] = []
-        self._error: BaseException | None = None
+    settings, name = arguments[0].settings, f"samefold_{uuid4().hex}"
+    failed = context.accumulator((), AddingAccumulatorParam(()))
+    work = Task(CODE, name, attempts_of(context), failed)
+    sender = Services.of(settings)
+    sent = [pack(sender, slot, task, argument) for slot, argument in enumerate(arguments)]
+    folded, reported = [0] * len(arguments), 0
+    ended: list[list[Returned] | BaseException] = []
 
-    def result(self, advance: Advance) -> list[Returned]:
-        """In the order of the arguments. Raises what a task raised, SparkGaveUp, psycopg.Error."""
-        from pyspark import InheritableThread
-
-        with connect(self._settings, "samefold progress") as listening:
-            listening.execute(sql.SQL("listen {}").format(sql.Identifier(self._name)))
-            thread = InheritableThread(target=self._run, daemon=True)
-            thread.start()
-            try:
-                reported = 0
-                while thread.is_alive() and not self._failed.value:
-                    for note in listening.notifies(timeout=TICK_S):
-                        slot, folded = map(int, note.payload.split())
-                        # a later attempt begins at 0 again
-                        self._folded[slot] = max(self._folded[slot], folded)
-                    advance(sum(self._folded) - reported)
-                    reported = sum(self._folded)
-            finally:
-                if thread.is_alive():
-                    self._context.cancelJobGroup(self._name)
-                    thread.join(STOP_S)
-            failures: Sequence[Failure] = self._failed.value
-            if failures:
-                error = failures[0].error()
-                if isinstance(error, WrongDatabase):
-                    listening.execute("select")  # fails if it is the same server, restarted
-                raise error
-        if self._error is not None:
-            raise _gave_up(self._error) from self._error
-        advance(sum(one.folded for one in self._returned) - reported)
-        return self._returned
-
-    def _run(self) -> None:
+    def collect() -> None:
         try:
-            self._context.setJobGroup(self._name, "samefold", interruptOnCancel=True)
-            self._returned = self._context.parallelize(self._sent, len(self._sent)).map(self._task).collect()
+            context.setJobGroup(name, "samefold", interruptOnCancel=True)
+            ended.append(context.parallelize(sent, len(sent)).map(work).collect())
         except BaseException as error:
-            self._error = error
+            ended.append(error)
+
+    with connect(settings, "samefold progress") as listening:
+        listening.execute(sql.SQL("listen {}").format(sql.Identifier(name)))
+        thread = InheritableThread(target=collect, daemon=True)
+        thread.start()
+        try:
+            while thread.is_alive() and not failed.value:
+                for note in listening.notifies(timeout=TICK_S):
+                    slot, count = map(int, note.payload.split())
+                    # a later attempt begins at 0 again
+                    folded[slot] = max(folded[slot], count)
+                advance(sum(folded) - reported)
+                reported = sum(folded)
+        finally:
+            if thread.is_alive():
+                context.cancelJobGroup(name)
+                thread.join(STOP_S)
+        failures: Sequence[Failure] = failed.value
+        if failures:
+            error = failures[0].error()
+            if isinstance(error, WrongDatabase):
+                listening.execute("select")  # fails if it is the same server, restarted
+            raise error
+    [returned] = ended
+    if isinstance(returned, BaseException):
+        raise _gave_up(returned) from returned
+    advance(sum(one.folded for one in returned) - reported)
+    return returned
 
 
 def attempts_of(context: Any) -> int:

@@ -68,6 +68,5 @@ class Services:
 
 def _database(settings: Settings) -> tuple[str, int]:
     with session(settings, "samefold sender") as connection:
-        row = connection.execute(_DATABASE).fetchone()
-    assert row is not None, "a session has a database"
-    return row[0], row[1]
+        [(started, oid)] = connection.execute(_DATABASE)
+    return started, oid
