@@ -95,13 +95,10 @@ class Verified:
         self.positions += other.positions
         self.stopped += other.stopped
         for name, found in other.views.items():
-            if name in self.views:
-                compared = self.views[name]
-                compared.rows += found.rows
-                compared.total += found.total
-                compared.differences = (compared.differences + found.differences)[:SHOWN]
-            else:
-                self.views[name] = found
+            compared = self.views.setdefault(name, Compared(found.view, found.table))
+            compared.rows += found.rows
+            compared.total += found.total
+            compared.differences = (compared.differences + found.differences)[:SHOWN]
 
     @property
     def differences(self) -> int:

@@ -98,11 +98,9 @@ def query_of(connection: Connection, view: View, table: str) -> str:
         "select quote_ident(n) from unnest(%s::text[]) with ordinality u(n, i) order by i", (names,)
     )
     source, *columns = (name for (name,) in quoted)
-    roles = [column.role for column in view.columns]
     if view.kind is not Kind.SUMMARY:
         return f"select {', '.join(columns)} from {source}"  # noqa: S608, quoted above
-    keys = ", ".join(name for name, role in zip(columns, roles, strict=True) if role is Role.KEY)
-    shown = (
-        name if role is Role.KEY else f"{role}({name}) as {name}" for name, role in zip(columns, roles, strict=True)
-    )
-    return f"select {', '.join(shown)} from {source} group by {keys}"  # noqa: S608
+    roles = dict(zip(columns, (column.role for column in view.columns), strict=True))
+    shown = (name if role is Role.KEY else f"{role}({name}) as {name}" for name, role in roles.items())
+    keys = (name for name, role in roles.items() if role is Role.KEY)
+    return f"select {', '.join(shown)} from {source} group by {', '.join(keys)}"  # noqa: S608

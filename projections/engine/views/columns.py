@@ -145,16 +145,15 @@ def _column(view: str, name: str, hint: Any) -> Column:
             f"{', '.join(sorted(_SYSTEM_COLUMNS))}.",
         )
     role, plain = _unwrap(hint)
-    optional = False
-    if get_origin(plain) in (Union, UnionType):
-        members = [member for member in get_args(plain) if member is not NoneType]
-        if len(members) != 1 or len(members) == len(get_args(plain)):
-            raise _unknown(view, name, hint)
-        optional = True
-        _, plain = _unwrap(members[0])
-    scalar, enum = _scalar(plain)
+    members = get_args(plain) if get_origin(plain) in (Union, UnionType) else (plain,)
+    present = [member for member in members if member is not NoneType]
+    optional = len(present) < len(members)
+    scalar, enum = _scalar(_unwrap(present[0])[1]) if len(present) == 1 else (None, None)
     if scalar is None:
-        raise _unknown(view, name, hint)
+        raise BadView(
+            f"View '{view}': column '{name}' has the type {hint}, which no column can store.",
+            "Use bool, int, str, date, datetime, Decimal, UUID, bytes, an Enum or Literal of strings, or one of these `| None`.",
+        )
     if optional and role is not Role.PLAIN:
         raise BadView(f"View '{view}': {role} column '{name}' can't be None.", "Remove `| None`.")
     if role in _COMBINABLE and (scalar not in _COMBINABLE[role] or enum is not None):
@@ -184,10 +183,3 @@ def _scalar(plain: Any) -> tuple[Scalar | None, type[Enum] | None]:
         fits = all(type(one.value) is str and is_storable(one.value) and plain(one.value) is one for one in plain)
         return (Scalar.STR, plain) if fits and len(plain) else (None, None)
     return SCALARS.get(plain), None
-
-
-def _unknown(view: str, name: str, hint: Any) -> BadView:
-    return BadView(
-        f"View '{view}': column '{name}' has the type {hint}, which no column can store.",
-        "Use bool, int, str, date, datetime, Decimal, UUID, bytes, an Enum or Literal of strings, or one of these `| None`.",
-    )
