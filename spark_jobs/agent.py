@@ -209,7 +209,6 @@ class Agent:
             self._available()
 
     def _heard(self, results: Sequence[ShareResult], sender: Services, over: threading.Event) -> None:
-        """Handle the results of a micro-batch."""
         for result in results:
             if result.folded:
                 self._failures = 0

@@ -29,7 +29,6 @@ PARK = 'Or continue without the stream: ON_POISON = "park".'
 class EngineStop(SamefoldError):
     """Folding stops at a record of the log. Nothing was skipped, and nothing after it is committed."""
 
-    code: ClassVar[str] = "engine-stop"
     other_code: ClassVar[str] = "corrected code"
     """What the partition waits for, where it does."""
 
@@ -74,7 +73,6 @@ class TooSlowFold(PoisonEvent):
 class EndedTheAgent(PoisonEvent):
     """A view's function ended each process that folded the event: a crash in native code, or no memory. It never parks."""
 
-    code: ClassVar[str] = "ended-the-agent"
     way_out: ClassVar[str] = "It never parks. A command that folds it, like `samefold views resume`, is ended as well."
 
 

@@ -84,7 +84,6 @@ class LogReader:
         return taken
 
     def _take_held(self, most: int, wait: float, full: Collection[int]) -> dict[int, list[Record]]:
-        """Records from Kafka."""
         self._assign(full)
         # consume(n) waits for all n: wait for the first, then take what has been fetched
         messages = self._consumer.consume(1, wait)

@@ -62,7 +62,27 @@ class Membership:
                 await asyncio.sleep(AGAIN_S)
 
     async def _join(self) -> None:
-        self.consumer = AIOKafkaConsumer(**_consumer_settings(self.settings, self.group, self.name))
+        settings, password = self.settings, self.settings.kafka_sasl_password
+        tls, ca = settings.kafka_security_protocol.endswith("SSL"), settings.kafka_ssl_ca_location
+        self.consumer = AIOKafkaConsumer(
+            bootstrap_servers=settings.kafka,
+            security_protocol=settings.kafka_security_protocol,
+            ssl_context=create_ssl_context(cafile=str(ca) if ca else None) if tls else None,
+            sasl_mechanism=settings.kafka_sasl_mechanism or "PLAIN",
+            sasl_plain_username=settings.kafka_sasl_username,
+            sasl_plain_password=password.get_secret_value() if password else None,
+            group_id=self.group,
+            group_instance_id=self.name,
+            enable_auto_commit=False,
+            # it fetches nothing, and must not fail for lack of an offset
+            auto_offset_reset="latest",
+            session_timeout_ms=settings.session_timeout_ms,
+            heartbeat_interval_ms=max(settings.session_timeout_ms // 5, 200),
+            rebalance_timeout_ms=30_000,
+            # a group leader that knows no partitions yet assigns none until its metadata is this old
+            metadata_max_age_ms=5_000,
+            max_poll_interval_ms=2**31 - 1,
+        )
         self.consumer.subscribe([self.settings.events_topic], listener=_Rebalance(self, self.consumer))
         starting = asyncio.ensure_future(self.consumer.start())
         try:
@@ -113,28 +133,3 @@ def what_it_knows(code: Mapping[str, int], events: Collection[str]) -> str:
     Other code is another consumer group and has all partitions too: where one release can't continue, another may.
     """
     return hashlib.sha256(json.dumps([dict(sorted(code.items())), sorted(events)]).encode()).hexdigest()[:8]
-
-
-def _consumer_settings(settings: Settings, group: str, instance: str) -> dict[str, Any]:
-    password = settings.kafka_sasl_password
-    tls = settings.kafka_security_protocol.endswith("SSL")
-    ca = settings.kafka_ssl_ca_location
-    return {
-        "bootstrap_servers": settings.kafka,
-        "security_protocol": settings.kafka_security_protocol,
-        "ssl_context": create_ssl_context(cafile=str(ca) if ca else None) if tls else None,
-        "sasl_mechanism": settings.kafka_sasl_mechanism or "PLAIN",
-        "sasl_plain_username": settings.kafka_sasl_username,
-        "sasl_plain_password": password.get_secret_value() if password else None,
-        "group_id": group,
-        "group_instance_id": instance,
-        "enable_auto_commit": False,
-        # it fetches nothing, and must not fail for lack of an offset
-        "auto_offset_reset": "latest",
-        "session_timeout_ms": settings.session_timeout_ms,
-        "heartbeat_interval_ms": max(settings.session_timeout_ms // 5, 200),
-        "rebalance_timeout_ms": 30_000,
-        # a group leader that knows no partitions yet assigns none until its metadata is this old
-        "metadata_max_age_ms": 5_000,
-        "max_poll_interval_ms": 2**31 - 1,
-    }

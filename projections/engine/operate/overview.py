@@ -111,7 +111,6 @@ def _agents(views: Mapping[str, View], live: Mapping[str, Pointer]) -> list[str]
 
 
 def lag_of(settings: Settings, readings: Mapping[int, Reading], topic: topics.Topic) -> AgentLag:
-    """How far these positions are behind the log's end."""
     behind = {p: topic.end[p] - at.next_offset for p, at in readings.items() if topic.end[p] > at.next_offset}
     waiting = 0.0
     for partition in behind:

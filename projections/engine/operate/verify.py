@@ -90,7 +90,6 @@ class Verified:
     commits: int = 0
 
     def add(self, other: Verified) -> None:
-        """Add the result for other rows."""
         self.commits += other.commits
         self.positions += other.positions
         self.stopped += other.stopped

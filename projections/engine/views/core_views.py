@@ -48,13 +48,6 @@ class Outcome(NamedTuple):
     by: str | None
 
 
-SNAPSHOT_COLUMNS = (
-    Column("stream", Scalar.STR, role=Role.KEY),
-    Column("version", Scalar.INT),
-    Column("state", Scalar.JSON),
-)
-
-
 def snapshot_view_name(context: str) -> str:
     return f"streams_{context}"
 
@@ -71,7 +64,11 @@ def snapshot_view(context: Context) -> View:
         version=context.state_version,
         kind=Kind.SNAPSHOT,
         row=StoredState,
-        columns=SNAPSHOT_COLUMNS,
+        columns=(
+            Column("stream", Scalar.STR, role=Role.KEY),
+            Column("version", Scalar.INT),
+            Column("state", Scalar.JSON),
+        ),
         function=context.evolve,
         subscription=frozenset(context.events.values()),
         contexts=(context.name,),
@@ -107,7 +104,6 @@ def command_key(stream: str, command_id: str) -> str:
 
 
 def outcome_of(commit: Commit, time: datetime) -> Outcome:
-    """The outcome row of a counted commit."""
     reason = commit.reason
     return Outcome(
         UUID(command_key(commit.stream, commit.command_id)),

@@ -108,7 +108,12 @@ def is_in_sql_view(connection: Connection, view: str, table: str) -> bool:
 def _replace(connection: Connection, view: str, without: str | None, first: str | None) -> None:
     # one at a time: of two processes, each would miss the other's table
     connection.execute("select pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"samefold people {view}",))
-    tables = [name for name in _tables(connection, view) if name != without] or ([first] if first else [])
+    found = connection.execute(
+        "select table_name from builds where view = %s and state in ('ready', 'live', 'old') "
+        "and to_regclass(quote_ident(table_name)) is not null order by version desc, created_at desc, table_name",
+        (view,),
+    )
+    tables = [table for (table,) in found if table != without] or ([first] if first else [])
     name = sql.Identifier(view)
     if not tables:
         connection.execute(sql.SQL("drop view if exists {}").format(name))
@@ -123,16 +128,6 @@ def _replace(connection: Connection, view: str, without: str | None, first: str 
         connection.execute(sql.SQL("drop view {}").format(name))
         connection.execute(sql.SQL("create view {} as {}").format(name, query))
     settle(connection, view)
-
-
-def _tables(connection: Connection, view: str) -> list[str]:
-    """The tables that are or could become live, the newest version first."""
-    found = connection.execute(
-        "select table_name from builds where view = %s and state in ('ready', 'live', 'old') "
-        "and to_regclass(quote_ident(table_name)) is not null order by version desc, created_at desc, table_name",
-        (view,),
-    )
-    return [table for (table,) in found]
 
 
 def _columns(connection: Connection, table: str) -> dict[str, _Column]:
