@@ -17,7 +17,7 @@ from typing import Any
 from projections.engine.views.column_types import BadRow, Values
 from projections.engine.views.columns import Column
 from projections.engine.views.event_context import At
-from projections.engine.views.view import Kind, View, tuple_getter
+from projections.engine.views.view import View, tuple_getter
 
 MOST_KEY_BYTES = 2_000
 """Most bytes that a key's texts, bytes and decimals may take together. An index entry has 2,704 for everything."""
@@ -27,7 +27,6 @@ class Exact:
     """One view's checks, derived from its columns."""
 
     def __init__(self, view: View) -> None:
-        self._is_policy = view.kind is Kind.POLICY
         self._row = view.row
         self._columns = view.columns
         self._key_places = view.key_places
@@ -52,9 +51,7 @@ class Exact:
         return row
 
     def line(self, row: Any, at: At) -> Any:
-        """The exact row of a journal, whose key must belong to the event's stream. Raises BadRow. A policy's rows are exact."""
-        if self._is_policy:
-            return row
+        """The exact row of a journal, whose key must belong to the event's stream. Raises BadRow."""
         row = self.row(row)
         self.require_own(self._key_of(row), at.stream)
         return row

@@ -260,8 +260,6 @@ def _exact(plan: Plan, changes: Changes, replaced: Mapping[str, list[Any]], view
         case Kind.JOURNAL:
             streams = chain.from_iterable(map(repeat, map(_STREAM, more), map(len, map(_ROWS, more))))
             return exact.are(changes.added[view]) and exact.are_own(changes.added[view], list(streams))
-        case Kind.POLICY:
-            return True  # its wishes are checked where they are made
         case _:
             return exact.are(more)
 
@@ -280,7 +278,7 @@ def _fold(
     rows: dict[str, dict[Any, Any]] = {view.name: {} for view in plan.entities}
     sums: dict[str, dict[tuple[Any, ...], list[Any]]] = {name: {} for name in plan.sums}
     changes = Changes(partition, batch.counted, states, rows, sums=sums)
-    replaced: dict[str, list[Any]] = {name: [] for name in plan.exact}
+    replaced: dict[str, list[Any]] = {name: [] for name in plan.views}
     known, exact = held.rows, plan.exact
     parks = bool(blocked.parked or blocked.skips)
     after: Any = None

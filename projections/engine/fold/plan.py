@@ -60,7 +60,9 @@ class Plan:
         self.entities = [view for view in self.views.values() if view.kind is Kind.ENTITY]
         self.journals = [view.name for view in self.views.values() if view.kind in ADDING]
         self.sums = {view.name: Sums(view) for view in self.views.values() if view.kind is Kind.SUMMARY}
-        self.exact = {view.name: Exact(view) for view in self.views.values() if not view.is_system}
+        authors = (view for view in self.views.values() if not view.is_system and view.kind is not Kind.POLICY)
+        self.exact = {view.name: Exact(view) for view in authors}
+        """Of authors' views. A policy's wishes are checked where they are made."""
         self.inexact: frozenset[str] = frozenset()
         """Views that have made rows that are not exact. From then on, their rows are checked one by one."""
         for context in known.values():
