@@ -100,7 +100,10 @@ def rebuild(
         wanted = _wanted(names, live, views)
         along: list[Build] = []
         if make_live:
-            along = _ready(connection, [name for name in needed(live, views) if name not in wanted], views)
+            others = [views[name] for name in needed(live, views) if name not in wanted]
+            # no journals, which need states that are not ahead of them
+            there = _fitting(connection, [view for view in others if not states_told_to(view)], BuildState.READY)
+            along = list({build.view: build for build in there}.values())
             move = plan_move(live, [*wanted, *(build.view for build in along)], views)
             if not wanted and not along and not move.removed:
                 return result
@@ -207,13 +210,6 @@ def _require_known(names: Iterable[str], views: Mapping[str, View]) -> None:
         )
 
 
-def _ready(connection: Connection, names: Sequence[str], views: Mapping[str, View]) -> list[Build]:
-    """This code's ready builds of these views; not of journals, which need states that are not ahead of them."""
-    fitting = [b for b in builds_of(connection, names) if b.state is BuildState.READY and _fits(b, views[b.view])]
-    fitting = [build for build in fitting if not states_told_to(views[build.view])]
-    return list({build.view: build for build in fitting}.values())
-
-
 def _existing(connection: Connection, views: Sequence[View]) -> list[Build]:
     """A build of each of these views; of a journal's states, one that is not ahead of the journal's in any partition."""
     found: dict[str, Build] = {}
@@ -221,12 +217,11 @@ def _existing(connection: Connection, views: Sequence[View]) -> list[Build]:
         journals = [found[other.name] for other in views if view.name in states_told_to(other)]
         fitting = [
             build
-            for build in builds_of(connection, [view.name])
-            if _fits(build, view) and all(_is_not_ahead(build, journal) for journal in journals)
+            for build in _fitting(connection, [view], BuildState.READY, BuildState.OLD)
+            if all(_is_not_ahead(build, journal) for journal in journals)
         ]
         candidates = [build for build in fitting if build.state is BuildState.READY] or sorted(
-            (build for build in fitting if build.state is BuildState.OLD),
-            key=lambda build: sum(reading.next_offset for reading in build.positions.values()),
+            fitting, key=lambda build: sum(reading.next_offset for reading in build.positions.values())
         )
         if not candidates:
             raise NoBuild(
@@ -244,11 +239,13 @@ def _is_not_ahead(build: Build, other: Build) -> bool:
     return all(p in at and reading.next_offset <= at[p].next_offset for p, reading in build.positions.items())
 
 
-def _fits(build: Build, view: View) -> bool:
-    return (build.version, build.agent, build.shape) == (view.version, view.agent, view.shape)
+def _fitting(connection: Connection, views: Iterable[View], *states: BuildState) -> list[Build]:
+    """The builds in these states of exactly these versions and shapes, by view and then in the order they were made."""
+    shapes = {view.name: (view.version, view.agent, view.shape) for view in views}
+    builds = (build for build in builds_of(connection, shapes) if build.state in states)
+    return [build for build in builds if (build.version, build.agent, build.shape) == shapes[build.view]]
 
 
 def old_builds(connection: Connection, views: Iterable[View]) -> list[Build]:
     """Old builds of exactly these versions and shapes, which a switch can go back to without a rebuild."""
-    by_name = {view.name: view for view in views}
-    return [b for b in builds_of(connection, by_name) if b.state is BuildState.OLD and _fits(b, by_name[b.view])]
+    return _fitting(connection, views, BuildState.OLD)
