@@ -151,7 +151,7 @@ class _Task:
         self.session += 1
         positions = worker.positions(self.session)
         reach("positions read")
-        if positions is None or set_difference(positions.live_set, code_set(dict(worker.views))) is not None:
+        if positions is None or set_difference(positions.live_set, code_set(worker.views)) is not None:
             return None
         return positions.readings[self.partition]
 

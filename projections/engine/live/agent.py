@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn, TypeVar
@@ -223,7 +223,8 @@ class Agent:
         self._status.well("database", "the database is available again")
         actions = self.reader.positions(action.turn, positions)
         if actions and not any(isinstance(one, Wait) for one in actions):  # none of an earlier turn
-            self._status.well("set", f"folding: the live set is this code's, {_in_words(self.code)}")
+            versions = ", ".join(f"{name} v{version}" for name, version in sorted(self.code.items()))
+            self._status.well("set", f"folding: the live set is this code's, {versions}")
         self._do(actions)
 
     async def _folding(self, batches: Any) -> None:
@@ -299,10 +300,6 @@ def views_agent(settings: Settings, agent: str, name: str) -> Agent:
     views = agent_views(agent)
     reader = Reader(code_set(views), batch=settings.batch, lanes=LANES)
     return Agent(settings, Worker(settings, agent, views, name, lanes=LANES), reader, name)
-
-
-def _in_words(code: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} v{version}" for name, version in sorted(code.items()))
 
 
 def main() -> NoReturn:

@@ -100,7 +100,7 @@ def _start(connection: Connection, agent: str, views: Mapping[str, View], contra
                 "The database was restored in part, or filled by hand. Restore all of it, or start with an empty one.",
             )
     set_generation(connection, contract.topic, {agent: dict.fromkeys(range(contract.partitions), START)}, "first start")
-    whole = json.dumps(code_set(dict(views)))
+    whole = json.dumps(code_set(views))
     for view in views.values():
         connection.execute(
             """insert into builds (id, view, version, agent, table_name, state, code_set, shape)

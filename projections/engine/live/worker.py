@@ -109,7 +109,7 @@ class Worker:
             except DatabaseAhead:
                 # while this code's set of views is live, the database has all that they need, whatever newer migrations did
                 positions = read_positions(connection, self.agent, events.name)
-                if positions is None or positions.live_set != code_set(dict(self.views)):
+                if positions is None or positions.live_set != code_set(self.views):
                     raise
             positions = self.begin(connection, contract)
         if positions is not None:
@@ -145,7 +145,7 @@ class Worker:
     def record_event_types(self, connection: Connection, positions: Positions | None = None) -> None:
         """Let handlers append this code's events, if its views are live."""
         positions = positions or self.read(connection)
-        lives = positions is not None and positions.live_set == code_set(dict(self.views))
+        lives = positions is not None and positions.live_set == code_set(self.views)
         if lives and (new := record_event_types(connection)):
             log.info("agent %s: handlers may append these events now: %s", self.name, ", ".join(sorted(new)))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from datetime import datetime
 from enum import Enum
 from functools import cache
@@ -132,7 +133,7 @@ def agent_views(agent: str) -> dict[str, View]:
     return found
 
 
-def code_set(views: dict[str, View]) -> dict[str, int]:
+def code_set(views: Mapping[str, View]) -> dict[str, int]:
     """{view: version}. A worker folds only while this equals the set that is live for the agent."""
     return {name: view.version for name, view in views.items()}
 
