@@ -54,15 +54,12 @@ class Failure:
     def error(self) -> BaseException:
         error = pickle.loads(self.pickled) if self.pickled else RuntimeError("A task failed.")  # noqa: S301  # our own task's
         assert isinstance(error, BaseException), "an exception was pickled"
-        error.__cause__ = _Trace(self.trace)
+        error.__cause__ = _Trace(f"\n{self.trace}")
         return error
 
 
 class _Trace(Exception):
     """The traceback of another process."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(f"\n{text}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +175,6 @@ class _Reporter:
         if now >= self._next:
             self._next = now + REPORT_S
             with suppress(psycopg.Error, SamefoldError):
-                self._notify()
-
-    def _notify(self) -> None:
-        if self._connection is None or self._connection.closed:
-            self._connection = connect(self._settings, "samefold progress")
-        self._connection.execute("select pg_notify(%s, %s)", (self._channel, f"{self._slot} {self.folded}"))
+                if self._connection is None or self._connection.closed:
+                    self._connection = connect(self._settings, "samefold progress")
+                self._connection.execute("select pg_notify(%s, %s)", (self._channel, f"{self._slot} {self.folded}"))
