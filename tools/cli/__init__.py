@@ -1,7 +1,7 @@
 """The command line, `samefold`. Samefold's: an update replaces it.
 
-Each module of this package holds the command, or the group of commands, of its name: `app`. It is imported when that command is
-run, or its own help asked for.
+Each module of this package holds the command of its name, a function, or the group of commands of its name, `app`. It is imported
+when that command is run, or its own help asked for.
 
 A `cli.py` in a folder next to `tools`, such as `demo`, adds commands with a function `register(app: typer.Typer) -> None`. It is
 found by presence, and imports heavy modules inside its commands: every command pays for its imports.
@@ -45,8 +45,12 @@ class OfModule(TyperCommand):
     """A command of this package, whose module is imported when the command is run or its own help is asked for."""
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
-        """Of the module's command, in place of this one."""
-        return get_command(import_module(f"{__name__}.{self.name}").app).make_context(*arguments, **options)
+        """Of the module's command or group, in place of this one."""
+        module = import_module(f"{__name__}.{self.name}")
+        if (app := getattr(module, "app", None)) is None:
+            app = new_app()
+            app.command()(getattr(module, str(self.name)))
+        return get_command(app).make_context(*arguments, **options)
 
     def get_short_help_str(self, limit: int = 45) -> str:
         """For the list of commands: from the docstring of the module's function of its name, or of the module."""
@@ -57,7 +61,7 @@ class OfModule(TyperCommand):
 
 
 def new_app(doc: str | None = None, **options: Any) -> typer.Typer:
-    """For a module's commands. The help of a group of commands is the module's docstring, of one command the function's."""
+    """The help of a group of commands is its module's docstring, of one command its function's."""
     return typer.Typer(help=doc, add_completion=False, rich_markup_mode=None, **options)
 
 

@@ -7,14 +7,11 @@ from typing import Any
 
 import typer
 
-from tools.cli import Json, new_app
+from tools.cli import Json
 from tools.doctor import examine
 from tools.terminal import Text, show
 
-app = new_app()
 
-
-@app.command()
 def doctor(as_json: Json = False) -> None:
     """Check all that Samefold needs. Exit code 1 if something is missing; changes nothing."""
 

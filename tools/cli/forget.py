@@ -9,13 +9,10 @@ import typer
 from domain.engine.personal.keys import Keys, require_subject
 from infra.database.connect import session
 from infra.settings import Settings
-from tools.cli import Json, Yes, new_app
+from tools.cli import Json, Yes
 from tools.terminal import show
 
-app = new_app()
 
-
-@app.command()
 def forget(
     subject: Annotated[
         str, typer.Argument(help="Whom: a stream's name, or what a SubjectId names.", show_default=False)

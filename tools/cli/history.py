@@ -13,13 +13,10 @@ from domain.engine.contexts import UnreadableEvent, contexts, decode_event
 from domain.engine.personal.opening import shown
 from infra.archive.whole_log import history_of
 from infra.settings import Settings
-from tools.cli import StreamName, new_app
+from tools.cli import StreamName
 from tools.terminal import Text, print_json, stdout, table
 
-app = new_app()
 
-
-@app.command()
 def history(
     stream: StreamName,
     void: Annotated[

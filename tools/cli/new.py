@@ -13,7 +13,6 @@ from typing import Annotated
 
 import typer
 
-from tools.cli import new_app
 from tools.scaffold import copying
 from tools.scaffold.names import check_context, check_service, names_of
 from tools.scaffold.parts import SKELETON, Parts
@@ -21,10 +20,6 @@ from tools.scaffold.parts import SKELETON, Parts
 FIRST_MIGRATION = "from tools.migrations.migrate import revise_without_database as revise; revise('first tables')"
 
 
-app = new_app()
-
-
-@app.command()
 def new(
     folder: Annotated[Path, typer.Argument(help="The service's folder: a new or an empty one.")],
     context: Annotated[str, typer.Option(help="Its first bounded context, in lower case and the plural.")],

@@ -10,13 +10,10 @@ from rich.console import RenderableType
 
 from infra.settings import Settings
 from policies.engine import operate
-from tools.cli import Json, new_app
+from tools.cli import Json
 from tools.terminal import show, table
 
-app = new_app()
 
-
-@app.command()
 def processes(
     policy: Annotated[str | None, typer.Option(help="Of this policy only.")] = None,
     stuck: Annotated[bool, typer.Option("--stuck", help="Only what goes on when a person does something.")] = False,

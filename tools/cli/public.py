@@ -10,13 +10,9 @@ from rich.console import RenderableType
 
 from infra.settings import Settings
 from policies.engine.public_schema import asyncapi, publication
-from tools.cli import new_app
 from tools.terminal import show, table
 
-app = new_app()
 
-
-@app.command()
 def public(
     as_json: Annotated[bool, typer.Option("--json", help="Print the AsyncAPI document, with JSON Schemas.")] = False,
 ) -> None:

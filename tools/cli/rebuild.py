@@ -17,14 +17,11 @@ from projections.engine.rebuild.rebuild import rebuild as run
 from projections.engine.rebuild.time_travel import look_back
 from projections.engine.views.core_views import all_views
 from spark_jobs.choose import engine_for
-from tools.cli import EngineName, Json, Master, Processes, Wait, new_app
+from tools.cli import EngineName, Json, Master, Processes, Wait
 from tools.cli.switch import NOTHING, Interrupted, switched, telling_what_became
 from tools.terminal import Stages, Text, plain, show, stderr
 
-app = new_app()
 
-
-@app.command()
 def rebuild(
     views: Annotated[list[str] | None, typer.Argument(help="Views; without, all that this code needs.")] = None,
     as_of: Annotated[

@@ -12,13 +12,10 @@ from rich.console import RenderableType
 
 from commands.client import Sender, answered, read_lines, sealed, wait_for
 from infra.settings import Settings
-from tools.cli import Json, new_app
+from tools.cli import Json
 from tools.terminal import Text, progress, show
 
-app = new_app()
 
-
-@app.command()
 def send(
     file: Annotated[Path, typer.Argument(help="JSON lines, plain or .gz; - for standard input.", show_default=False)],
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the outcome of every command.")] = False,

@@ -19,10 +19,8 @@ from projections.engine.rebuild.switch import pointers
 from projections.engine.store.command_types import drop_other_types, live_types, own_types, require_unwished
 from projections.engine.store.event_types import drop_other_event_types
 from projections.engine.views.core_views import all_views
-from tools.cli import Json, Wait, new_app
+from tools.cli import Json, Wait
 from tools.terminal import Stages, Text, plain, show
-
-app = new_app()
 
 NOTHING = "Nothing to do: what is live is what this code has."
 
@@ -33,7 +31,6 @@ class Interrupted(SamefoldError):
     exit_code = 130
 
 
-@app.command()
 def switch(
     view: Annotated[str | None, typer.Argument(help="A view; without, all that this code needs.")] = None,
     version: Annotated[int | None, typer.Argument(help="Its version, which must be this code's.")] = None,

@@ -15,7 +15,7 @@ from infra.log.topics import Admin, check, describe, ensure, ensure_keys, ensure
 from infra.settings import Settings
 from policies.engine.policy import discover, has_public
 from projections.engine.views.core_views import all_views
-from tools.cli import Json, new_app
+from tools.cli import Json
 from tools.terminal import plain, show, table
 
 Prefix = Annotated[
@@ -23,10 +23,6 @@ Prefix = Annotated[
 ]
 
 
-app = new_app()
-
-
-@app.command()
 def topics(
     create: Annotated[bool, typer.Option("--create", help="Make the topics that are missing.")] = False,
     acls: Annotated[

@@ -9,16 +9,11 @@ from typing import Annotated
 import typer
 
 from projections.engine.views.core_views import OUTCOMES
-from tools.cli import new_app
 from tools.scaffold import copying
 
 VERSION = re.compile(r"^OUTCOMES_VERSION = (\d+)", re.MULTILINE)
 
 
-app = new_app()
-
-
-@app.command()
 def update(
     to: Annotated[
         str | None, typer.Option(metavar="REF", help="A release, branch or commit; by default the newest release.")

@@ -14,13 +14,10 @@ from projections.engine.operate.verify import verify as run
 from projections.engine.rebuild.rebuild import views_named
 from projections.engine.views.core_views import all_views
 from spark_jobs.choose import engine_for
-from tools.cli import EngineName, Json, Master, Processes, new_app
+from tools.cli import EngineName, Json, Master, Processes
 from tools.terminal import Stages, Text, plain, show, stderr, table
 
-app = new_app()
 
-
-@app.command()
 def verify(
     views: Annotated[list[str] | None, typer.Argument(help="Views; without, all.")] = None,
     engine: EngineName = "auto",
