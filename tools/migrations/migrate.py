@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psycopg
 import sqlalchemy as sa
@@ -44,8 +44,6 @@ from projections.engine.views.sql_views import ensure_sql_views
 from projections.engine.views.tables import table_of
 from tools.scaffold.parts import tidy
 
-T = TypeVar("T")
-
 FILE_TEMPLATE = "%(year)d_%(month).2d_%(day).2d_%(rev)s_%(slug)s"
 
 _LOCK = 0x53414D45464F4C44  # "SAMEFOLD": upgrades wait for each other
@@ -65,22 +63,22 @@ def upgrade(settings: Settings) -> tuple[list[str], list[str]]:
     Raises DatabaseAhead, MigrationsConflict, ViewInUse.
     """
 
-    def act(connection: sa.Connection, config: Config) -> tuple[list[str], list[str]]:
-        connection.execute(sa.text("set local lock_timeout = 0"))  # another upgrade may take long
-        connection.execute(sa.text("select pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-        connection.execute(sa.text(f"set local lock_timeout = {LOCK_TIMEOUT_MS}"))
-        revisions.heads()
-        before = _applied(connection)
-        revisions.require_known(before)
-        command.upgrade(config, "heads")
-        settle(_psycopg(connection))
-        return before, _applied(connection)
-
     with named_errors(settings):
-        found = _with(settings, act)
-        with connect(settings, "samefold db") as connection:
-            ensure_sql_views(connection, {view.name: view.table_name for view in core_views.all_views().values()})
-    return found
+        with connected(settings) as connection:
+            connection.execute(sa.text("set local lock_timeout = 0"))  # another upgrade may take long
+            connection.execute(sa.text("select pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+            connection.execute(sa.text(f"set local lock_timeout = {LOCK_TIMEOUT_MS}"))
+            revisions.heads()
+            before = _applied(connection)
+            revisions.require_known(before)
+            command.upgrade(_config(connection), "heads")
+            driver = connection.connection.driver_connection
+            assert isinstance(driver, psycopg.Connection)
+            settle(driver)
+            after = _applied(connection)
+        with connect(settings, "samefold db") as plain:
+            ensure_sql_views(plain, {view.name: view.table_name for view in core_views.all_views().values()})
+    return before, after
 
 
 def revise(settings: Settings, message: str) -> Path | None:
@@ -89,12 +87,11 @@ def revise(settings: Settings, message: str) -> Path | None:
     Raises ViewChangedShape, DatabaseBehind, DatabaseAhead, MigrationsConflict.
     """
 
-    def act(connection: sa.Connection, config: Config) -> Path | None:
+    with connected(settings) as connection:
         revisions.require_heads(_applied(connection))
         place, label = _next()
+        config = _config(connection)
         return _written(command.revision(config, message, autogenerate=True, branch_label=label, **place))
-
-    return _with(settings, act)
 
 
 def revise_without_database(message: str) -> Path | None:
@@ -115,7 +112,7 @@ def revise_without_database(message: str) -> Path | None:
 def check(settings: Settings) -> None:
     """Compare the database's tables with the code's. Raises SchemaDrift, ViewChangedShape, DatabaseBehind, DatabaseAhead."""
 
-    def act(connection: sa.Connection, _config: Config) -> None:
+    with connected(settings) as connection:
         revisions.require_heads(_applied(connection))
         context = MigrationContext.configure(connection, opts={"include_object": include_object})
         script = produce_migrations(context, declared())
@@ -125,8 +122,6 @@ def check(settings: Settings) -> None:
             if not found.is_empty():
                 differences = "; ".join(_in_words(diff) for diff in found.as_diffs())
                 raise SchemaDrift(f"The database's tables differ from the code's: {differences}.", hint)
-
-    _with(settings, act)
 
 
 _HINTS = {
@@ -205,19 +200,6 @@ def connected(settings: Settings) -> Iterator[sa.Connection]:
         engine.dispose()
 
 
-def _with(settings: Settings, act: Callable[[sa.Connection, Config], T]) -> T:
-    with connected(settings) as connection:
-        config = _config()
-        config.attributes["connection"] = connection
-        return act(connection, config)
-
-
-def _psycopg(connection: sa.Connection) -> Connection:
-    found = connection.connection.driver_connection
-    assert isinstance(found, psycopg.Connection)
-    return found
-
-
 def _without_autocommit(settings: Settings) -> Connection:
     connection = connect(settings, "samefold db", statement_timeout_ms=0)
     # what Alembic does in Python between two statements takes seconds on a busy machine
@@ -252,9 +234,9 @@ def _written(found: Any) -> Path | None:
     return written
 
 
-def _config() -> Config:
-    """The same as `[tool.alembic]` in pyproject.toml says to Alembic's own command line."""
-    config = Config(cmd_opts=Namespace(quiet=True, autogenerate=True))
+def _config(connection: sa.Connection | None = None) -> Config:
+    """The same as `[tool.alembic]` in pyproject.toml says to Alembic's own command line; env.py takes the connection."""
+    config = Config(cmd_opts=Namespace(quiet=True, autogenerate=True), attributes={"connection": connection})
     config.set_main_option("script_location", str(Path(__file__).parent))
     config.set_main_option("version_locations", os.pathsep.join(map(str, BRANCHES.values())))
     config.set_main_option("path_separator", "os")
