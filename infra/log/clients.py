@@ -348,13 +348,8 @@ def may_pass(error: KafkaError) -> bool:
     return bool(error.retriable()) or error.code() in _PASSING
 
 
-_PASSING = {
-    KafkaError._TRANSPORT,
-    KafkaError._ALL_BROKERS_DOWN,
+MOVING = {
     KafkaError._TIMED_OUT,
-    KafkaError._TIMED_OUT_QUEUE,
-    KafkaError._WAIT_COORD,
-    KafkaError._RESOLVE,
     KafkaError._UNKNOWN_PARTITION,  # after a broker's restart, when the client knows the topic but not its partitions
     KafkaError._NOENT,  # a partition has no leader at the moment
     KafkaError.LEADER_NOT_AVAILABLE,
@@ -363,6 +358,14 @@ _PASSING = {
     KafkaError.UNKNOWN_LEADER_EPOCH,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+}
+"""A leader or coordinator is being elected: the cluster answers, and soon with what was asked for."""
+_PASSING = MOVING | {
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._TIMED_OUT_QUEUE,
+    KafkaError._WAIT_COORD,
+    KafkaError._RESOLVE,
     KafkaError.NOT_COORDINATOR,
     KafkaError.REQUEST_TIMED_OUT,
 }

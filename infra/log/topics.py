@@ -101,7 +101,8 @@ class Admin:
                 self._require_welcome()
                 is_unknown = error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
                 patience_s = SETTLE_S if is_unknown else self._timeout_s
-                if error.code() not in _SETTLING or time.monotonic() - began > patience_s:
+                may_settle = is_unknown or error.code() in clients.MOVING
+                if not may_settle or time.monotonic() - began > patience_s:
                     raise self._named(error, right) from raised
                 if not is_unknown:
                     self._client = self._new()
@@ -271,20 +272,6 @@ def offsets_at(settings: Settings, topic: Topic, time_ms: int) -> dict[int, int]
     numbers, then = range(topic.partitions), OffsetSpec.for_timestamp(time_ms)
     found = Admin(settings).ask(lambda client, within_s: _offsets(client, topic.name, numbers, then, within_s))
     return {partition: offset for partition, offset in found.items() if offset >= 0}
-
-
-_SETTLING = {
-    KafkaError._TIMED_OUT,
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.FENCED_LEADER_EPOCH,
-    KafkaError.UNKNOWN_LEADER_EPOCH,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError._UNKNOWN_PARTITION,
-    KafkaError._NOENT,  # a partition has no leader at the moment
-}
 
 
 def check(settings: Settings, names: Sequence[str] = (), *, admin: Admin | None = None) -> None:

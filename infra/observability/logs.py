@@ -15,10 +15,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Literal, TypeAlias
 
-from opentelemetry import trace
-
 from infra.errors import printable
-from infra.observability import correlation
+from infra.observability import correlation, tracing
 
 Format = Literal["text", "json"]
 Event: TypeAlias = dict[str, str]
@@ -49,9 +47,8 @@ class EventFormatter(logging.Formatter):
             "logger": spec.name if record.name == "__main__" and spec else record.name,
             "message": record.getMessage(),
         }
-        span = trace.get_current_span().get_span_context()
         ids = {
-            "trace_id": trace.format_trace_id(span.trace_id) if span.is_valid else None,
+            "trace_id": tracing.trace_id(),
             "correlation_id": correlation.current.get(),
             "exception": self.formatException(record.exc_info) if record.exc_info and record.exc_info[0] else None,
         }
