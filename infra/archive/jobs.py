@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import Any
 
 from infra.archive.manifest import ArchiveFile, ends_of, files_of
 from infra.archive.read import Checked, Portion, check_partition
@@ -10,6 +11,7 @@ from infra.archive.store import adopt
 from infra.archive.write import Archived, archive_partition, shares
 from infra.database.connect import session
 from infra.log.contract import require_contract
+from infra.log.records import time_of
 from infra.processes.engines import SILENT, EngineFor, Progress, local
 from infra.settings import Settings
 
@@ -42,42 +44,29 @@ def check_archive(settings: Settings, *, engine_for: EngineFor = local, progress
     return engine.run(check_partition, work, records, progress.advance)
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionNow:
-    """A partition's status: Kafka holds [first, end), the archive [0, archived); `size` is in bytes.
+def status(settings: Settings) -> Iterator[dict[str, Any]]:
+    """Each partition: Kafka holds [first, end), the archive [0, archived) in so many files, records and bytes.
 
-    `until_ms` is the time of the newest archived record, in ms since the epoch; None where there is none.
+    `until` is the time of the newest archived record; None where there is none. Raises ContractBroken, ManifestBroken,
+    KafkaUnavailable, DatabaseUnavailable.
     """
-
-    partition: int
-    first: int
-    end: int
-    archived: int
-    files: int
-    records: int
-    size: int
-    until_ms: int | None
-
-
-def status(settings: Settings) -> list[PartitionNow]:
-    """The status of each partition. Raises ContractBroken, ManifestBroken, KafkaUnavailable, DatabaseUnavailable."""
     with session(settings, "samefold archive status") as connection:
         topic = require_contract(settings, connection)
         files = files_of(connection, topic.name)
     ends = _ends(files)
-    return [
-        PartitionNow(
-            partition,
-            topic.first[partition],
-            topic.end[partition],
-            ends.get(partition, 0),
-            len(mine := [file for file in files if file.partition == partition]),
-            sum(file.rows for file in mine),
-            sum(file.size for file in mine),
-            max((file.last_ms for file in mine if file.last_ms is not None), default=None),
-        )
-        for partition in range(topic.partitions)
-    ]
+    for partition in range(topic.partitions):
+        mine = [file for file in files if file.partition == partition]
+        newest_ms = max((file.last_ms for file in mine if file.last_ms is not None), default=None)
+        yield {
+            "partition": partition,
+            "first": topic.first[partition],
+            "end": topic.end[partition],
+            "archived": ends.get(partition, 0),
+            "files": len(mine),
+            "records": sum(file.rows for file in mine),
+            "bytes": sum(file.size for file in mine),
+            "until": None if newest_ms is None else time_of(newest_ms).isoformat(),
+        }
 
 
 def _ends(files: list[ArchiveFile]) -> dict[int, int]:

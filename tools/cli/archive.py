@@ -12,12 +12,11 @@ from rich.console import RenderableType
 from rich.filesize import decimal
 
 from infra.archive import jobs
-from infra.log.records import time_of
 from infra.settings import Settings
 from projections.engine.operate.trim import plan_trim, trim_log
 from spark_jobs.choose import engine_for
 from tools.cli import EngineName, Json, Master, Processes, Yes, new_app
-from tools.terminal import Stages, Text, plain, show, stdout, table
+from tools.terminal import Stages, Text, show, stdout, table
 
 app = new_app(__doc__)
 
@@ -60,10 +59,7 @@ def archive(
 def status(as_json: Json = False) -> None:
     """What is archived, and what Kafka still holds."""
     settings = Settings()
-    partitions = [plain(one) for one in jobs.status(settings)]
-    for one in partitions:
-        one["bytes"] = one.pop("size")
-        one["until"] = None if (until := one.pop("until_ms")) is None else time_of(until).isoformat()
+    partitions = list(jobs.status(settings))
 
     def text(found: dict[str, Any]) -> Iterator[RenderableType]:
         columns = ("partition", "in the archive", "until", "files", "size", "in Kafka", "not archived")
