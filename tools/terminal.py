@@ -8,14 +8,18 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text as RichText
 
+from domain.engine.personal.tokens import key_ids, opened_value
 from infra.errors import printable
+from infra.settings import Settings
+
+T = TypeVar("T")
 
 # no terminal, no terminal's width: tables in a pipe or a file keep their lines whole
 stdout = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
@@ -51,6 +55,23 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: plain(one) for name, one in value.items()}
     return [plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def opened(settings: Settings, value: T) -> T:
+    """A value of JSON as people may see it: personal values, or what is shown for a forgotten one.
+
+    Asks for the keys once, and not at all where nothing is sealed. Raises MasterKeyUnusable, DatabaseUnavailable, KafkaUnavailable.
+    """
+    if not (ids := key_ids(json.dumps(value, default=str))):
+        return value
+    from domain.engine.personal.keys import Keys  # brings the clients of Kafka and PostgreSQL
+    from infra.database.connect import session
+
+    keys = Keys(settings)
+    with session(settings, "samefold personal values") as connection:
+        keys.start(connection)
+        found: T = opened_value(value, keys.keys_for(connection, ids))
+    return found
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:

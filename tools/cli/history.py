@@ -10,11 +10,10 @@ import msgspec
 import typer
 
 from domain.engine.contexts import UnreadableEvent, contexts, decode_event
-from domain.engine.personal.opening import shown
 from infra.archive.whole_log import history_of
 from infra.settings import Settings
 from tools.cli import StreamName
-from tools.terminal import Text, print_json, stdout, table
+from tools.terminal import Text, opened, print_json, stdout, table
 
 
 def history(
@@ -36,7 +35,7 @@ def history(
     if not stored:
         for entry in entries:
             entry["events"] = [_of_today(stream, event) for event in entry["events"]]
-    entries = shown(settings, entries)
+    entries = opened(settings, entries)
     if as_json:
         for entry in entries:
             print_json(entry)

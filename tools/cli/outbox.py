@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from domain.engine.personal.opening import shown
 from infra.settings import Settings
 from policies.engine import operate
 from policies.engine.operate import COUNTED, Which, WishNow, require_known, wish, wishes
@@ -89,7 +88,7 @@ def show(ident: WishId, as_json: Json = False) -> None:
             yield f"`samefold outbox retry {ident}` once the cause is gone, or `samefold outbox drop {ident}`."
 
     settings = Settings()
-    terminal.show(shown(settings, wish(settings, ident)), text, as_json=as_json)
+    terminal.show(terminal.opened(settings, wish(settings, ident)), text, as_json=as_json)
 
 
 @app.command()

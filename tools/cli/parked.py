@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from domain.engine.personal.opening import shown
 from infra.database.connect import session
 from infra.settings import Settings
 from policies.engine.operate import require_policy
@@ -77,7 +76,7 @@ def show(view: ViewName, stream: StreamName, as_json: Json = False) -> None:
         yield terminal.table(("version", "event", "data"), rows)
         yield f"`samefold parked replay {view} {stream}` once the code is right, or `samefold parked drop …`."
 
-    terminal.show(shown(settings, terminal.plain(one) | {"events": events}), text, as_json=as_json)
+    terminal.show(terminal.opened(settings, terminal.plain(one) | {"events": events}), text, as_json=as_json)
 
 
 @app.command()
