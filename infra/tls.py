@@ -1,7 +1,5 @@
 """Says which connections are not protected, and why a certificate is not accepted: client libraries say only that it is not."""
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 import ssl

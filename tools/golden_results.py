@@ -4,8 +4,6 @@ Each body is the first event of a stream; then some streams have many, in an ord
 event that can't be folded is left out, so a row is reached whatever event must come first.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress

@@ -3,8 +3,6 @@
 Each refusal has the lines to write. What is allowed comes with what a deployment of it needs.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The bounded contexts of `domain/`. They need no registration: a context is a module of `domain/` with a function `decide`."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import sys

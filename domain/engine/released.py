@@ -5,8 +5,6 @@ version of each event and command, bodies that stand for what the log may hold (
 the publication its version and what it makes of these bodies (`results.py`). `samefold events release` writes it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from importlib.resources import files

@@ -1,7 +1,5 @@
 """The JSON Schema of an event or command, and what a later one changes: whether it still takes all bodies of the earlier one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 

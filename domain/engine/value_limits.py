@@ -4,8 +4,6 @@ Times without a zone or outside the years 1 to 9999 in UTC, whole numbers beyond
 or behind the point. Fields that exclude them need no check: a `Moment`, a whole number with both bounds (also beyond 64 bits).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime

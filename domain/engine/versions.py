@@ -4,8 +4,6 @@ A body of an older version is led to the class's own by the context's upcasters,
 body of the class's own version meets none of this.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

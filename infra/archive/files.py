@@ -3,8 +3,6 @@
 With one version of pyarrow, the same records always give the same bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any, TypeAlias

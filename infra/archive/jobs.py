@@ -1,7 +1,5 @@
 """The jobs behind `samefold archive` and its commands: partition by partition, on an engine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

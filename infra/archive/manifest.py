@@ -3,8 +3,6 @@
 A partition's files are a chain from offset 0 on, which the table's constraints keep complete. A row never changes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Reads and checks the archive's files. A file's hash is compared with the manifest's before any of its records is returned."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

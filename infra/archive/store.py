@@ -3,8 +3,6 @@
 Credentials come from the environment of fsspec's libraries, so no setting and no message holds them.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Reads the whole log: a range of a topic's partition from Kafka, and from the archive what Kafka does not hold."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

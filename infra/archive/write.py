@@ -5,8 +5,6 @@ A file's name has its range and its hash. One INSERT enters it, which succeeds f
 the chain extends beyond the file's first offset: then no archiver can enter it any more.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping

@@ -4,8 +4,6 @@ Every session has timeouts of its own, so that a process that froze in the middl
 one for longer than `idle_in_transaction_timeout_ms`. No message made here holds a password.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Deadlines on the client's side: a server that hangs or is cut off does not keep its own."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

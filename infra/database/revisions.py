@@ -4,8 +4,6 @@ There are two branches: `core`, Samefold's tables, and `views`, the tables of th
 the files, without Alembic: importing it would cost each start a third of a second.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from pathlib import Path

@@ -4,8 +4,6 @@
 names. The roles' names begin with a prefix, which the owner's name tells.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple

@@ -3,8 +3,6 @@
 Declared for Alembic; the hot paths write their own SQL. `projections/engine/views/tables.py` declares the views' tables.
 """
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 

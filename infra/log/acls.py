@@ -1,7 +1,5 @@
 """The least rights that each process needs in Kafka, as commands of `kafka-acls`: one principal for each process."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Collection, Iterator
 from typing import NamedTuple, TypeAlias

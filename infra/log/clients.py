@@ -4,8 +4,6 @@ Producers use murmur2 (`partitioner`). Consumers read by position, never by Kafk
 missing (`auto.offset.reset`).
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import re

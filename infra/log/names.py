@@ -1,7 +1,5 @@
 """The names of consumer groups and transactional ids below a prefix, SAMEFOLD_GROUP_PREFIX. ACLs give rights to these names."""
 
-from __future__ import annotations
-
 
 def handlers(prefix: str) -> str:
     """What the names of handlers' groups begin with; `.` follows."""

@@ -1,7 +1,5 @@
 """The partition of a stream: murmur2, as in Kafka's Java clients, so that all clients agree. librdkafka's own default is CRC32."""
 
-from __future__ import annotations
-
 import struct
 from functools import lru_cache
 

@@ -5,8 +5,6 @@ is the last one plus one. Any other record is void: it has no effect, ever. So a
 opening and the commits after a lost record do no harm, whatever clocks, leases or group membership say.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 

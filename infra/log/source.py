@@ -1,7 +1,5 @@
 """Reads a range of a topic's partition from Kafka, without a consumer group. `infra/archive/whole_log.py` has the archive too."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 

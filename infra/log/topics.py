@@ -4,8 +4,6 @@ A position is valid in one topic only, so a topic is identified by its id. The n
 would move. Each process refuses to start, with a hint, when either has changed.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence

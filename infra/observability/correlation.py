@@ -1,7 +1,5 @@
 """The correlation id of the current task: given by the client, kept in commits and log lines."""
 
-from __future__ import annotations
-
 from contextvars import ContextVar
 
 current: ContextVar[str | None] = ContextVar("correlation_id", default=None)

@@ -5,8 +5,6 @@ traceback are indented, in text; in JSON an event is an object on a line of its 
 process was doing go with it.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

@@ -4,8 +4,6 @@ They are set once a batch or a request, never once an event. No label takes a va
 routes are those of the topics and the code. Each process exposes its own, and Prometheus adds them up.
 """
 
-from __future__ import annotations
-
 import logging
 import socket
 import sys

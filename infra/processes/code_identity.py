@@ -1,7 +1,5 @@
 """The identity of the running code. A worker compares it with its sender's: other code would fold other rows."""
 
-from __future__ import annotations
-
 import hashlib
 import platform
 import socket

@@ -3,8 +3,6 @@
 Catching up and the switch are always local: they fold little, and agents wait for the switch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
 

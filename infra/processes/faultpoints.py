@@ -4,8 +4,6 @@ Each step lies between two points. No setting turns them on: `hook` is None unle
 `proofs/chaos/armed.py` does. A point without a hook costs one call.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal, TypeAlias, get_args
 

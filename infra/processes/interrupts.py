@@ -1,7 +1,5 @@
 """Ctrl-C, SIGTERM and the end of the terminal (SIGHUP), for commands that start others and must stop them in order."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Locks of files, which the kernel frees however their holder ends."""
 
-from __future__ import annotations
-
 import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager

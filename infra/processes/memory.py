@@ -4,8 +4,6 @@ A task regularly checks how much memory is free. A container's limit counts as t
 (cgroup v2); an executor's own limit (`spark.executor.pyspark.memory`) raises Python's MemoryError.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ No thread or task ends unnoticed. Those that run as long as the process are `Par
 of the event loop, ends the process too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

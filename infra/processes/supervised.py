@@ -4,8 +4,6 @@ The parent holds the other end of the child's standard input and never writes to
 on every POSIX system, unlike a death signal. Used as `python -m infra.processes.supervised MODULE [ARGUMENT…]`.
 """
 
-from __future__ import annotations
-
 import os
 import runpy
 import signal

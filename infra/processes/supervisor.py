@@ -1,7 +1,5 @@
 """Keeps processes running: starts them, restarts them with backoff, and stops them cleanly."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import os

@@ -6,8 +6,6 @@ function, which is never interrupted itself, or its caller catches that. Where P
 stacks in its log. Looks and the processor's time are counted: a process that was frozen ends nothing.
 """
 
-from __future__ import annotations
-
 import atexit
 import faulthandler
 import logging

@@ -4,8 +4,6 @@ They are spawned, never forked: threads and sockets of librdkafka and libpq do n
 however that ends, so that no worker loads for a builder that has ended.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

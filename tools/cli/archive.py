@@ -1,7 +1,5 @@
 """Move the log up to now into Parquet files; run again, it does only what is new."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime

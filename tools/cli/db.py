@@ -1,7 +1,5 @@
 """The database's tables."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated
 

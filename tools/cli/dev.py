@@ -1,7 +1,5 @@
 """Kafka and PostgreSQL on this machine, under one data folder, without Docker."""
 
-from __future__ import annotations
-
 import os
 import socket
 import tempfile

@@ -1,7 +1,5 @@
 """`samefold doctor`: what is installed, what is missing, and how to get it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The record of released events and commands."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

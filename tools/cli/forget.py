@@ -1,7 +1,5 @@
 """`samefold forget SUBJECT`: destroy the keys of somebody's personal values."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

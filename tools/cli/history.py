@@ -1,7 +1,5 @@
 """`samefold history STREAM`: a stream's events, from the log itself."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """The master key of personal values."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from secrets import token_hex
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`samefold new`: make a new service from this clone of Samefold."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

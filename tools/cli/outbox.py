@@ -1,7 +1,5 @@
 """Wishes of policies on their way, and dead letters."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Streams that a view or policy with ON_POISON = "park" left out from a poisonous event on."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Annotated, Any

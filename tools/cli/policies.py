@@ -1,7 +1,5 @@
 """What reacts to events, and what this code has."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`samefold processes`: what the processes of policies wait for, and since when."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Any
 

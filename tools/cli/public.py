@@ -1,7 +1,5 @@
 """`samefold public`: which events other teams may read, with their schemas."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """`samefold rebuild`: other tables for readers, made from the log; and tables of the past."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Run handlers, agents, policies and the HTTP API; they are restarted when they end. One Ctrl-C stops all cleanly."""
 
-from __future__ import annotations
-
 import logging
 import signal
 from collections.abc import Callable

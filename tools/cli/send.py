@@ -1,7 +1,5 @@
 """`samefold send FILE`: commands from JSON lines into the log, and what became of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any

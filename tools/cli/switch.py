@@ -1,7 +1,5 @@
 """`samefold switch`: other tables for readers, which are there already."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`samefold topics`: commands, events and keys, as the broker has them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import groupby
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """`samefold update`: a newer Samefold in a service that `samefold new` made."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Annotated

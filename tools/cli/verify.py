@@ -1,7 +1,5 @@
 """`samefold verify`: the read models against a fold of the log."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any

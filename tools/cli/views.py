@@ -1,7 +1,5 @@
 """What readers see, and what this code has."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """The development stack's own issuer of tokens: a key pair in the data folder. For this machine only."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ They only go forward. A view's table is created, never altered or dropped: each 
 older code goes back. The branch `core` is Samefold's and comes with it; `samefold db revision` writes the branch `views`.
 """
 
-from __future__ import annotations
-
 import os
 from argparse import Namespace
 from collections.abc import Iterator

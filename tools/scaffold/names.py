@@ -1,7 +1,5 @@
 """Names of a service and its parts, and the names that follow from them."""
 
-from __future__ import annotations
-
 import builtins
 import keyword
 import re

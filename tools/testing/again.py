@@ -4,8 +4,6 @@ A test that fails first and passes alone is listed under `UNSTABLE:`. It is a de
 to refuse the change that happened to meet it. Five such tests are the most: more of them say that something is broken.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Examples of events and commands for the record of releases: the same class gives the same one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Valid histories: generated commands, checked and decided as a handler does it, and folded without Kafka or a database."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections import Counter, defaultdict, deque

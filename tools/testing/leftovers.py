@@ -3,8 +3,6 @@
 A world's topics, database and groups are gone with the world (`tools.testing.fixtures`).
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -3,8 +3,6 @@
 A test without a mark is in `make test`; `slow` ones are in `make test-all` only, `prove(part=…)` ones in `make prove` only.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The service as it runs in production, for tests: all its processes, on the run's Kafka and PostgreSQL."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

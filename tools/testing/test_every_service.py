@@ -2,8 +2,6 @@
 
 What holds in every service, whatever it declares: domain, policies and access.py are pure, events and commands can be stored."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import pickle

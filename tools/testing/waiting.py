@@ -1,7 +1,5 @@
 """Waiting in tests: for a condition that has a name, until one deadline that is the same for all."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

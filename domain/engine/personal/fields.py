@@ -4,8 +4,6 @@ Annotations declare them, the JSON Schema shows them (`x-personal`, `x-subject`)
 that is not personal in all three would let plain text pass: it is refused.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial

@@ -5,8 +5,6 @@ the topic is used by all. A subject is forgotten by a record that compaction kee
 too. It is stronger than every key of the subject, later ones included: they are void, and each copy of the record destroys them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
