@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -20,6 +20,8 @@ from infra.errors import printable
 from infra.settings import Settings
 
 T = TypeVar("T")
+Output: TypeAlias = Iterator[RenderableType]
+"""What a command prints for people, piece by piece."""
 
 # no terminal, no terminal's width: tables in a pipe or a file keep their lines whole
 stdout = Console(highlight=False, width=None if sys.stdout.isatty() else 200)

@@ -1,12 +1,10 @@
 """Move the log up to now into Parquet files; run again, it does only what is new."""
 
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
-from rich.console import RenderableType
 from rich.filesize import decimal
 
 from infra.archive import jobs
@@ -14,7 +12,7 @@ from infra.settings import Settings
 from projections.engine.operate.trim import plan_trim, trim_log
 from spark_jobs.choose import engine_for
 from tools.cli import EngineName, Json, Master, Processes, Yes, new_app
-from tools.terminal import Stages, Text, show, stdout, table
+from tools.terminal import Output, Stages, Text, show, stdout, table
 
 app = new_app(__doc__)
 
@@ -40,7 +38,7 @@ def archive(
         "partitions": {one.partition: {"first": one.first, "end": one.end} for one in done},
     }
 
-    def text(found: dict[str, Any]) -> Iterator[str]:
+    def text(found: dict[str, Any]) -> Output:
         seconds = found["ms"] / 1000
         if not found["files"]:
             yield "Nothing is new: all of the log is archived."
@@ -59,7 +57,7 @@ def status(as_json: Json = False) -> None:
     settings = Settings()
     partitions = list(jobs.status(settings))
 
-    def text(found: dict[str, Any]) -> Iterator[RenderableType]:
+    def text(found: dict[str, Any]) -> Output:
         columns = ("partition", "in the archive", "until", "files", "size", "in Kafka", "not archived")
         rows = (
             (
@@ -88,7 +86,7 @@ def check(
     with Stages(quiet=as_json) as stages, engine_for(engine, master, processes, tell=_quiet) as engines:
         done = jobs.check_archive(settings, engine_for=engines, progress=stages)
 
-    def text(found: dict[str, Any]) -> Iterator[RenderableType]:
+    def text(found: dict[str, Any]) -> Output:
         yield from (Text(sentence, "red") for sentence in found["wrong"])
         yield (
             f"{found['files']:,} files, {found['records']:,} records, {_size(found['bytes'])}: {len(found['wrong']):,} files differ"
@@ -130,7 +128,7 @@ def trim(
         "held": {cut.partition: cut.held for cut in cuts if cut.held},
     }
 
-    def text(found: dict[str, Any]) -> Iterator[str]:
+    def text(found: dict[str, Any]) -> Output:
         deleted = f"{found['records']:,} records deleted from Kafka; the archive has them."
         yield deleted if found["to"] else "Nothing was deleted."
 

@@ -17,7 +17,7 @@ from infra.settings import Settings
 from tools.cli import Json, Yes, new_app
 from tools.dev.issuer import ISSUER
 from tools.dev.stack import Stack, make_folder
-from tools.terminal import show
+from tools.terminal import Output, show
 
 
 class AlreadyRunning(SamefoldError):
@@ -114,7 +114,7 @@ def down() -> None:
 def status(as_json: Json = False) -> None:
     """What runs, where, and where it logs. Exit code 1 unless both answer."""
 
-    def text(found: Any) -> Iterator[str]:
+    def text(found: Any) -> Output:
         for name, service in (("Kafka", found["kafka"]), ("PostgreSQL", found["postgres"])):
             state = (
                 "answers" if service["answers"] else "runs, but does not answer" if service["running"] else "is down"

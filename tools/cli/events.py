@@ -1,6 +1,5 @@
 """The record of released events and commands."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import typer
@@ -12,7 +11,7 @@ from tools import release_check
 from tools.cli import Json, new_app
 from tools.golden_results import released_views
 from tools.release_check import Report
-from tools.terminal import Text, plain, show
+from tools.terminal import Output, Text, plain, show
 
 app = new_app(__doc__, no_args_is_help=True)
 
@@ -43,7 +42,7 @@ def release(as_json: Json = False) -> None:
     show({"written": written}, _written, as_json=as_json)
 
 
-def _text(report: Report) -> Iterator[Any]:
+def _text(report: Report) -> Output:
     for one in report.refused:
         yield Text(f"{one.what}: {'; '.join(one.why)}", "red")
         first, *rest = one.hint.splitlines()
@@ -61,7 +60,7 @@ def _text(report: Report) -> Iterator[Any]:
         yield Text(f"  {number}. {step}")
 
 
-def _written(result: dict[str, Any]) -> Iterator[Any]:
+def _written(result: dict[str, Any]) -> Output:
     if result["written"]:
         yield Text("\n".join([*(f"Wrote {file}" for file in result["written"]), "Commit it with the release."]))
     else:

@@ -2,12 +2,10 @@
 
 import json
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
-from rich.console import RenderableType
 
 from infra.settings import Settings
 from policies.engine import operate
@@ -63,7 +61,7 @@ def list_(
     if policy is not None and not found:
         require_known(settings, policy)
 
-    def text(_: Any) -> Iterator[RenderableType]:
+    def text(_: Any) -> terminal.Output:
         if not found:
             yield "There are no dead letters." if dead else "Nothing is on its way."
             return
@@ -79,7 +77,7 @@ def list_(
 def show(ident: WishId, as_json: Json = False) -> None:
     """All there is of one wish, its bodies too. They may be confidential."""
 
-    def text(found: dict[str, Any]) -> Iterator[RenderableType]:
+    def text(found: dict[str, Any]) -> terminal.Output:
         values = {name: value for name, value in found.items() if value is not None}
         yield terminal.table(("", ""), ((name, _plain(value)) for name, value in values.items()))
         if found["dead"]:
@@ -107,7 +105,7 @@ def retry(
     if policy is not None and not retried + left:
         operate.require_known(settings, policy)
 
-    def text(_: Any) -> Iterator[str]:
+    def text(_: Any) -> terminal.Output:
         yield f"{retried:,} to be sent again."
         if left:
             yield f"{left:,} can't be: `samefold outbox list --dead` shows why."

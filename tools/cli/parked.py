@@ -1,11 +1,9 @@
 """Streams that a view or policy with ON_POISON = "park" left out from a poisonous event on."""
 
 import json
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
-from rich.console import RenderableType
 
 from infra.database.connect import session
 from infra.settings import Settings
@@ -37,7 +35,7 @@ def list_(
             terminal.show(parked_streams(connection, live_only=True), _parked, as_json=as_json)
 
 
-def _parked(found: list[ParkedStream]) -> Iterator[RenderableType]:
+def _parked(found: list[ParkedStream]) -> terminal.Output:
     if not found:
         yield "Nothing is parked."
         return
@@ -47,7 +45,7 @@ def _parked(found: list[ParkedStream]) -> Iterator[RenderableType]:
     yield terminal.table(columns, parked)
 
 
-def _dropped(found: list[Dropped]) -> Iterator[RenderableType]:
+def _dropped(found: list[Dropped]) -> terminal.Output:
     if not found:
         yield "Nothing was dropped."
         return
@@ -68,7 +66,7 @@ def show(view: ViewName, stream: StreamName, as_json: Json = False) -> None:
     found = parked_events(settings, one, positions.readings[one.partition])
     events = [{"version": version, "type": kind, "data": json.loads(data)} for version, kind, data in found]
 
-    def text(result: dict[str, Any]) -> Iterator[RenderableType]:
+    def text(result: dict[str, Any]) -> terminal.Output:
         yield f"{stream} is parked in {view} since version {result['since_version']}: {result['error']}"
         rows = ((event["version"], event["type"], json.dumps(event["data"], ensure_ascii=False)) for event in events)
         yield terminal.table(("version", "event", "data"), rows)
@@ -93,7 +91,7 @@ def drop(view: ViewName, stream: StreamName, yes: Yes = False, as_json: Json = F
 
 
 def _show(done: Replayed, *, as_json: bool) -> None:
-    def text(result: dict[str, Any]) -> Iterator[RenderableType]:
+    def text(result: dict[str, Any]) -> terminal.Output:
         if result["dropped"] is not None:
             yield f"Event {result['dropped']} of {result['stream']} is left out of {result['view']} for good."
         yield f"{result['events']:,} events folded into {result['view']}."

@@ -1,11 +1,9 @@
 """What reacts to events, and what this code has."""
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
-from rich.console import RenderableType
 
 from infra.settings import Settings
 from policies.engine import activations
@@ -87,7 +85,7 @@ def _show(made: Activation, *, as_json: bool) -> None:
     terminal.show(result, lambda _: [f"{what} to events from {where} on."], as_json=as_json)
 
 
-def _text(found: dict[str, PolicyNow]) -> Iterator[RenderableType]:
+def _text(found: dict[str, PolicyNow]) -> terminal.Output:
     if not found:
         yield "policies/ has none, and none is live."
         return

@@ -1,15 +1,13 @@
 """`samefold processes`: what the processes of policies wait for, and since when."""
 
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
-from rich.console import RenderableType
 
 from infra.settings import Settings
 from policies.engine import operate
 from tools.cli import Json
-from tools.terminal import show, table
+from tools.terminal import Output, show, table
 
 
 def processes(
@@ -24,7 +22,7 @@ def processes(
     if policy is not None and not found:
         operate.require_known(settings, policy)
 
-    def text(_: Any) -> Iterator[RenderableType]:
+    def text(_: Any) -> Output:
         if not found:
             yield "No process is stuck." if stuck else "No process waits for anything."
             yield "Policies that stand still are in `samefold policies` and `samefold doctor`."

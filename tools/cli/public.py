@@ -1,14 +1,12 @@
 """`samefold public`: which events other teams may read, with their schemas."""
 
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
-from rich.console import RenderableType
 
 from infra.settings import Settings
 from policies.engine.public_schema import asyncapi, publication
-from tools.terminal import show, table
+from tools.terminal import Output, show, table
 
 
 def public(
@@ -18,7 +16,7 @@ def public(
     show(asyncapi(Settings(), publication()), _text, as_json=as_json)
 
 
-def _text(document: dict[str, Any]) -> Iterator[RenderableType]:
+def _text(document: dict[str, Any]) -> Output:
     topic, version = document["channels"]["public"]["address"], document["info"]["version"]
     yield f"Topic '{topic}', version {version} of policies/public.py:"
     messages = document["components"]["messages"]

@@ -1,11 +1,9 @@
 """`samefold rebuild`: other tables for readers, made from the log; and tables of the past."""
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
-from rich.console import RenderableType
 
 from infra.database.connect import session
 from infra.settings import Settings
@@ -17,7 +15,7 @@ from projections.engine.views.core_views import all_views
 from spark_jobs.choose import engine_for
 from tools.cli import EngineName, Json, Master, Processes, Wait
 from tools.cli.switch import NOTHING, Interrupted, switched, telling_what_became
-from tools.terminal import Stages, Text, plain, show, stderr
+from tools.terminal import Output, Stages, Text, plain, show, stderr
 
 
 def rebuild(
@@ -101,7 +99,7 @@ def _offer(names: list[str]) -> None:
             )
 
 
-def _rebuilt(found: dict[str, Any]) -> Iterator[RenderableType]:
+def _rebuilt(found: dict[str, Any]) -> Output:
     if not found["tables"] and not found["removed"]:
         yield NOTHING
         return
@@ -115,7 +113,7 @@ def _rebuilt(found: dict[str, Any]) -> Iterator[RenderableType]:
         yield from switched(found["switch"])
 
 
-def _past(found: dict[str, Any]) -> Iterator[RenderableType]:
+def _past(found: dict[str, Any]) -> Output:
     at = ",".join(f"{partition}:{offset}" for partition, offset in found["positions"].items())
     yield f"As of {found['as_of']}: everything before {at}"
     yield from _filled(found)
@@ -126,7 +124,7 @@ def _past(found: dict[str, Any]) -> Iterator[RenderableType]:
         yield f"  samefold views drop {view} {table}"
 
 
-def _filled(found: dict[str, Any]) -> Iterator[RenderableType]:
+def _filled(found: dict[str, Any]) -> Output:
     if found["engine_because"]:
         yield found["engine_because"]
     for view, count in sorted(found["parked"].items()):

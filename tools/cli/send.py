@@ -1,17 +1,15 @@
 """`samefold send FILE`: commands from JSON lines into the log, and what became of them."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from msgspec import UNSET
-from rich.console import RenderableType
 
 from commands.client import Sender, answered, read_lines, sealed, wait_for
 from infra.settings import Settings
 from tools.cli import Json
-from tools.terminal import Text, progress, show
+from tools.terminal import Output, Text, progress, show
 
 
 def send(
@@ -53,7 +51,7 @@ def send(
         raise typer.Exit(1)
 
 
-def _text(summary: dict[str, Any]) -> Iterator[RenderableType]:
+def _text(summary: dict[str, Any]) -> Output:
     yield f"{summary['sent']} commands are in the log."
     if "accepted" not in summary:
         return

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
-from rich.console import RenderableType
 
 from commands.release import require_alone
 from infra.database.connect import session
@@ -18,7 +17,7 @@ from projections.engine.store.command_types import drop_other_types, live_types,
 from projections.engine.store.event_types import drop_other_event_types
 from projections.engine.views.core_views import all_views
 from tools.cli import Json, Wait
-from tools.terminal import Stages, Text, plain, show
+from tools.terminal import Output, Stages, Text, plain, show
 
 NOTHING = "Nothing to do: what is live is what this code has."
 
@@ -83,7 +82,7 @@ def _live(names: list[str]) -> dict[str, str]:
         return {view: at.table for view, at in pointers(connection).items() if view in names or not names}
 
 
-def switched(found: dict[str, Any]) -> Iterator[RenderableType]:
+def switched(found: dict[str, Any]) -> Output:
     if not found["tables"] and not found["removed"]:
         yield NOTHING
         return

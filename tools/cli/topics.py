@@ -1,11 +1,9 @@
 """`samefold topics`: commands, events and keys, as the broker has them."""
 
-from collections.abc import Iterator
 from itertools import groupby
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from domain.engine.contexts import has_personal_fields
 from infra.log.acls import acls
@@ -14,7 +12,7 @@ from infra.settings import Settings
 from policies.engine.policy import discover, has_public
 from projections.engine.views.core_views import all_views
 from tools.cli import Json
-from tools.terminal import plain, show, table
+from tools.terminal import Output, plain, show, table
 
 Prefix = Annotated[
     str | None, typer.Option(help="What principals' names begin with; by default SAMEFOLD_GROUP_PREFIX.")
@@ -47,7 +45,7 @@ def topics(
     found += [describe(settings, name) for name in others]
     check(settings, log + others)
 
-    def text(found: dict[str, Any]) -> Iterator[Table]:
+    def text(found: dict[str, Any]) -> Output:
         rows = (
             (
                 *(name, topic["id"], topic["partitions"]),
@@ -68,7 +66,7 @@ def _print_acls(prefix: str | None, *, as_json: bool) -> None:
     agents, policies = {view.agent for view in all_views().values()}, {policy.agent for policy in discover().values()}
     found = [*acls(settings, agents, policies, public=has_public(), personal=has_personal_fields())]
 
-    def text(_: object) -> Iterator[str]:
+    def text(_: object) -> Output:
         for process, rights in groupby(found, lambda one: one.process):
             yield f"# {process}"
             yield from (one.command(settings, principals) for one in rights)

@@ -1,11 +1,9 @@
 """`samefold verify`: the read models against a fold of the log."""
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any
 
 import typer
-from rich.console import RenderableType
 
 from infra.settings import Settings
 from projections.engine.operate.verify import verify as run
@@ -13,7 +11,7 @@ from projections.engine.rebuild.rebuild import views_named
 from projections.engine.views.core_views import all_views
 from spark_jobs.choose import engine_for
 from tools.cli import EngineName, Json, Master, Processes
-from tools.terminal import Stages, Text, plain, show, stderr, table
+from tools.terminal import Output, Stages, Text, plain, show, stderr, table
 
 
 def verify(
@@ -46,7 +44,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def _text(found: dict[str, Any]) -> Iterator[RenderableType]:
+def _text(found: dict[str, Any]) -> Output:
     views = found["views"]
     rows = (
         (

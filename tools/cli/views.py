@@ -1,10 +1,8 @@
 """What readers see, and what this code has."""
 
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
-from rich.console import RenderableType
 
 from infra.processes.time_limit import calls_limited
 from infra.settings import Settings
@@ -104,7 +102,7 @@ def _how(code: View | None) -> str:
     return "rebuild" if code.kind == "journal" else "views resume"
 
 
-def _text(found: dict[str, Any]) -> Iterator[RenderableType]:
+def _text(found: dict[str, Any]) -> terminal.Output:
     def row(name: str, view: dict[str, Any]) -> tuple[Any, ...]:
         others = [
             f"{build['table']} ({build['state']}{', as of ' + build['as_of'] if build['as_of'] else ''})"
