@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from infra.archive.manifest import ArchiveFile, ends_of, files_of
+from infra.archive.manifest import ends_of, files_of
 from infra.archive.read import Checked, Portion, check_partition
 from infra.archive.store import adopt
 from infra.archive.write import Archived, archive_partition, shares
@@ -34,7 +34,7 @@ def check_archive(settings: Settings, *, engine_for: EngineFor = local, progress
     """Read and check all files of the archive; the results by partition. Raises ManifestBroken, ArchiveAway, ContractBroken."""
     with session(settings, "samefold archive check") as connection:
         topic = require_contract(settings, connection)
-        ends = _ends(files_of(connection, topic.name))
+        ends = {file.partition: file.end.next_offset for file in files_of(connection, topic.name)}
     records = sum(ends.values())
     engine = engine_for(records)
     progress.begin("check", records)
@@ -51,7 +51,6 @@ def status(settings: Settings) -> Iterator[dict[str, Any]]:
     with session(settings, "samefold archive status") as connection:
         topic = require_contract(settings, connection)
         files = files_of(connection, topic.name)
-    ends = _ends(files)
     for partition in range(topic.partitions):
         mine = [file for file in files if file.partition == partition]
         newest_ms = max((file.last_ms for file in mine if file.last_ms is not None), default=None)
@@ -59,13 +58,9 @@ def status(settings: Settings) -> Iterator[dict[str, Any]]:
             "partition": partition,
             "first": topic.first[partition],
             "end": topic.end[partition],
-            "archived": ends.get(partition, 0),
+            "archived": mine[-1].end.next_offset if mine else 0,
             "files": len(mine),
             "records": sum(file.rows for file in mine),
             "bytes": sum(file.size for file in mine),
             "until": None if newest_ms is None else time_of(newest_ms).isoformat(),
         }
-
-
-def _ends(files: list[ArchiveFile]) -> dict[int, int]:
-    return {file.partition: file.end.next_offset for file in files}

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypedDict
+from typing import Any
 
 from domain.engine.personal.masters import new_line
 from infra.errors import SamefoldError
@@ -30,20 +30,6 @@ from tools.dev.process import runs
 
 class FolderUnusable(SamefoldError):
     """The data folder can't be created, or not be written to."""
-
-
-class ServiceStatus(TypedDict):
-    running: bool
-    answers: bool
-    pid: int | None
-    endpoint: str
-    log: str
-
-
-class Status(TypedDict):
-    data_dir: str
-    kafka: ServiceStatus
-    postgres: ServiceStatus
 
 
 class Stack:
@@ -83,7 +69,7 @@ class Stack:
                 shutil.rmtree(part, ignore_errors=True)
             self._master_key.unlink(missing_ok=True)
 
-    def status(self) -> Status:
+    def status(self) -> dict[str, Any]:
         return {
             "data_dir": str(self.folder),
             "kafka": _status(self.kafka, self.kafka.bootstrap),
@@ -140,7 +126,7 @@ def make_folder(folder: Path) -> None:
         ) from None
 
 
-def _status(service: Kafka | Postgres, endpoint: str) -> ServiceStatus:
+def _status(service: Kafka | Postgres, endpoint: str) -> dict[str, Any]:
     main = service.process()
     return {
         "running": runs(service.folder),

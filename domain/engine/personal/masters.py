@@ -3,26 +3,20 @@
 Each line is `<name> <base64 of 32 bytes>`; `#` begins a comment. The first key wraps, all unwrap.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import secrets
 from base64 import b64decode, b64encode
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from domain.engine.personal.tokens import NONCE, cipher
 from infra.errors import SamefoldError
 from infra.settings import Settings
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 log = logging.getLogger(__name__)
 
 SIZE = 32
-_NONCE = 12
 _LINE = re.compile(r"([A-Za-z0-9._-]{1,64})\s+(\S+)")
 _HINT = (
     "SAMEFOLD_MASTER_KEY_FILE names the file. `samefold dev up` makes one for development; else `samefold keys new` prints the "
@@ -47,8 +41,8 @@ class Masters:
 
     def wrap(self, key: bytes, subject: str, key_id: str) -> bytes:
         """A subject's key, encrypted with the first."""
-        nonce = secrets.token_bytes(_NONCE)
-        return nonce + _cipher(self._keys[self.first]).encrypt(nonce, key, _bound(self.first, subject, key_id))
+        nonce = secrets.token_bytes(NONCE)
+        return nonce + cipher(self._keys[self.first]).encrypt(nonce, key, _bound(self.first, subject, key_id))
 
     def unwrap(self, wrapped: bytes, master: str, subject: str, key_id: str) -> bytes:
         """The subject's key. Raises MasterKeyUnusable."""
@@ -59,9 +53,7 @@ class Masters:
                 f"Keys are wrapped with a master key '{master}', which the file does not have.", _HINT
             )
         try:
-            return _cipher(self._keys[master]).decrypt(
-                wrapped[:_NONCE], wrapped[_NONCE:], _bound(master, subject, key_id)
-            )
+            return cipher(self._keys[master]).decrypt(wrapped[:NONCE], wrapped[NONCE:], _bound(master, subject, key_id))
         except InvalidTag:
             message = f"The file's master key '{master}' is not the one that keys were wrapped with under this name."
             raise MasterKeyUnusable(message, _HINT) from None
@@ -110,12 +102,6 @@ def _decoded(text: str) -> bytes:
         return b64decode(text, validate=True)
     except ValueError:
         return b""
-
-
-def _cipher(key: bytes) -> AESGCM:
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-    return AESGCM(key)
 
 
 def _bound(master: str, subject: str, key_id: str) -> bytes:

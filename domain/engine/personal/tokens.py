@@ -24,7 +24,7 @@ PREFIX = "~Personal~1~"
 FALLBACK = "(forgotten)"
 """What is shown for a forgotten value whose field declares nothing else."""
 
-_NONCE = 12
+NONCE = 12
 _TOKEN = re.compile(PREFIX + r"([0-9a-f]{16})~([A-Za-z0-9_-]+)~([A-Za-z0-9_-]*)~")
 _PREFIX_BYTES, _TOKEN_BYTES = PREFIX.encode(), re.compile(_TOKEN.pattern.encode())
 
@@ -37,8 +37,8 @@ def sealed(plain: str, key_id: str, key: bytes, *, command_id: str, number: int,
     secret, bound = plain.encode(), _bound(head, tail)
     # over everything that is encrypted or authenticated: one nonce for two different messages would break AES-GCM
     place = json.dumps([command_id, number, bound.decode(), plain]).encode()
-    nonce = hmac.digest(_derived(key, "nonce"), place, "sha256")[:_NONCE]
-    return f"{head}{_text(nonce + _cipher(key).encrypt(nonce, secret, bound))}~{tail}~"
+    nonce = hmac.digest(_derived(key, "nonce"), place, "sha256")[:NONCE]
+    return f"{head}{_text(nonce + cipher(_derived(key, 'encryption')).encrypt(nonce, secret, bound))}~{tail}~"
 
 
 def may_hold(text: bytes | str) -> bool:
@@ -90,8 +90,8 @@ def _opened(token: str, keys: Mapping[str, bytes | None]) -> str:
         fallback = _bytes(tail).decode() or FALLBACK
         if key := keys.get(key_id):
             sealed_bytes = _bytes(data)
-            nonce, secret = sealed_bytes[:_NONCE], sealed_bytes[_NONCE:]
-            return _cipher(key).decrypt(nonce, secret, _bound(f"{PREFIX}{key_id}~", tail)).decode()
+            nonce, secret, bound = sealed_bytes[:NONCE], sealed_bytes[NONCE:], _bound(f"{PREFIX}{key_id}~", tail)
+            return cipher(_derived(key, "encryption")).decrypt(nonce, secret, bound).decode()
     except (ValueError, InvalidTag):  # an altered token, or a wrong key
         pass
     return fallback
@@ -101,11 +101,12 @@ def _bound(head: str, tail: str) -> bytes:
     return f"{head}~{tail}~".encode()
 
 
-def _cipher(key: bytes) -> AESGCM:
+def cipher(key: bytes) -> AESGCM:
+    """AES-GCM with this very key."""
     # not above: a process that meets no token does without this import, which takes as long as all others of this module
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-    return AESGCM(_derived(key, "encryption"))
+    return AESGCM(key)
 
 
 def _derived(key: bytes, purpose: str) -> bytes:
