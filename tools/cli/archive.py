@@ -44,8 +44,8 @@ def archive(
             yield "Nothing is new: all of the log is archived."
         else:
             yield (
-                f"{found['records']:,} records archived in {found['files']:,} files, {_size(found['bytes'])}, in {seconds:,.1f} s "
-                f"({found['records'] / seconds:,.0f}/s): {found['url']}"
+                f"{found['records']:,} records archived in {found['files']:,} files, {decimal(found['bytes'])}, "
+                f"in {seconds:,.1f} s ({found['records'] / seconds:,.0f}/s): {found['url']}"
             )
 
     show(result, text, as_json=as_json)
@@ -65,7 +65,7 @@ def status(as_json: Json = False) -> None:
                 f"[0, {one['archived']:,})",
                 (one["until"] or "")[:19].replace("T", " "),
                 f"{one['files']:,}",
-                _size(one["bytes"]),
+                decimal(one["bytes"]),
                 f"[{one['first']:,}, {one['end']:,})",
                 f"{one['end'] - one['archived']:,}",
             )
@@ -89,7 +89,8 @@ def check(
     def text(found: dict[str, Any]) -> Output:
         yield from (Text(sentence, "red") for sentence in found["wrong"])
         yield (
-            f"{found['files']:,} files, {found['records']:,} records, {_size(found['bytes'])}: {len(found['wrong']):,} files differ"
+            f"{found['files']:,} files, {found['records']:,} records, {decimal(found['bytes'])}: "
+            f"{len(found['wrong']):,} files differ"
         )
 
     wrong = [sentence for one in done for sentence in one.wrong]
@@ -138,10 +139,6 @@ def trim(
 def _sums(url: str, done: list[Any]) -> dict[str, Any]:
     files, records, size = (sum(getattr(one, name) for one in done) for name in ("files", "records", "size"))
     return {"url": url, "files": files, "records": records, "bytes": size}
-
-
-def _size(size: float) -> str:
-    return decimal(int(size))
 
 
 def _quiet(_why: str) -> None:

@@ -66,16 +66,8 @@ def names_of(context: str) -> Names:
 
 def singular(many: str) -> str:
     """The singular of a regular English plural; other words stay as they are: `inventory`."""
-    for end, instead in (
-        ("ies", "y"),
-        ("sses", "ss"),
-        ("xes", "x"),
-        ("ches", "ch"),
-        ("shes", "sh"),
-        ("ss", "ss"),
-        ("us", "us"),
-        ("s", ""),
-    ):
+    ends = {"ies": "y", "sses": "ss", "xes": "x", "ches": "ch", "shes": "sh", "ss": "ss", "us": "us", "s": ""}
+    for end, instead in ends.items():
         if many.endswith(end) and len(many) > len(end) + 1:
             return many.removesuffix(end) + instead
     return many

@@ -87,7 +87,7 @@ def samefold(tmp_path: Path) -> Samefold:
         if process_s is None:
             return _in_this_process(tmp_path, arguments, environment, given)
         return subprocess.run(
-            [sys.executable, "-c", "from tools.cli import main; main()", *arguments],
+            command(*arguments),
             env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
             cwd=tmp_path,
             input=given,
@@ -98,6 +98,11 @@ def samefold(tmp_path: Path) -> Samefold:
         )
 
     return run
+
+
+def command(*arguments: str) -> list[str]:
+    """The command line as a process, for an environment whose PYTHONPATH is ROOT."""
+    return [sys.executable, "-c", "from tools.cli import main; main()", *arguments]
 
 
 def _in_this_process(

@@ -3,9 +3,8 @@
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from policies.engine.activations import start_all
 from tools.dev.process import free_ports
 from tools.dev.stack import Stack
 from tools.migrations.migrate import upgrade
-from tools.testing.fixtures import ROOT, world_of
+from tools.testing.fixtures import ROOT, command, world_of
 
 START_S = 60.0
 
@@ -71,7 +70,7 @@ class Service:
     def samefold(self, *arguments: str) -> str:
         """Run `samefold` with these arguments; what it printed. Fails the test unless it ends with exit code 0."""
         done = subprocess.run(
-            _command(*arguments), env=_environment(self.settings), cwd=ROOT, capture_output=True, text=True, check=False
+            command(*arguments), env=_environment(self.settings), cwd=ROOT, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, f"samefold {' '.join(arguments)}: {done.stdout}{done.stderr}"
         return done.stdout
@@ -97,7 +96,7 @@ def running(settings: Settings, folder: Path) -> Iterator[Service]:
     [port], log = free_ports(1), folder / "service.log"
     with log.open("w") as output:
         process = subprocess.Popen(
-            _command("run", "all", "--port", str(port)),
+            command("run", "all", "--port", str(port)),
             env=_environment(settings),
             cwd=ROOT,
             stdout=output,
@@ -122,10 +121,6 @@ def _wait_until_ready(client: httpx.Client, process: subprocess.Popen[bytes], lo
             pass
         time.sleep(0.05)
     raise AssertionError(f"The service did not get ready: {log.read_text()[-4_000:]}")
-
-
-def _command(*arguments: str) -> Sequence[str]:
-    return [sys.executable, "-c", "from tools.cli import main; main()", *arguments]
 
 
 def _environment(settings: Settings) -> dict[str, str]:
