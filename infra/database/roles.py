@@ -95,17 +95,13 @@ class _Relation(NamedTuple):
     owner: str
 
 
-def script(connection: Connection, prefix: str) -> list[sql.Composed]:
+def script(connection: Connection, prefix: str) -> Iterator[sql.Composed]:
     """The statements that make the roles, hand over what there is, and set all rights. Safe to run again. Raises BadPrefix."""
     if not PREFIX.fullmatch(prefix):
         raise BadPrefix(
             f"Roles can't be called {prefix}_….",
             "A prefix has at most 50 lower-case letters, digits, _ and -, a letter first. PostgreSQL keeps pg_ for itself.",
         )
-    return list(_script(connection, prefix))
-
-
-def _script(connection: Connection, prefix: str) -> Iterator[sql.Composed]:
     names = {role: sql.Identifier(f"{prefix}_{role}") for role in ("owner", *LOGINS)}
     [(base, place, is_superuser)] = connection.execute(
         "select current_database(), current_schema(), rolsuper from pg_roles where rolname = current_user"
@@ -145,7 +141,8 @@ def _script(connection: Connection, prefix: str) -> Iterator[sql.Composed]:
 def apply(connection: Connection, prefix: str) -> int:
     """Run the script in one transaction; the number of statements. Raises BadPrefix, psycopg.Error."""
     with connection.transaction():
-        for statement in (statements := script(connection, prefix)):
+        statements = list(script(connection, prefix))
+        for statement in statements:
             connection.execute(statement)
     return len(statements)
 

@@ -99,11 +99,7 @@ def named(settings: Settings, topic: str, partition: int, start: int, error: Kaf
     if is_not_held(error):
         return NotHeld(f"{topic}[{partition}] does not hold offset {start} any more.", "Read it from the archive.")
     if clients.is_denied(error):
-        what = "group" if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED else "topic"
-        right = (
-            f"Describe of group '{names.readers(settings.group_prefix)}'"
-            if what == "group"
-            else f"Read of topic '{topic}'"
-        )
-        return clients.denied(settings, error, right)
+        of_group = f"Describe of group '{names.readers(settings.group_prefix)}'"
+        is_group = error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+        return clients.denied(settings, error, of_group if is_group else f"Read of topic '{topic}'")
     return clients.away(settings, error)

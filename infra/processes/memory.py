@@ -38,22 +38,10 @@ def folding() -> Iterator[Callable[[], None]]:
     The objects that a fold makes live as long as the fold, and the collector, visiting them again and again, took half of a load's
     time.
     """
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield _check_seldom()
-    except MemoryError as error:
-        raise MemoryShort(f"A task that used {_used() >> 20:,} MB got no more memory.", HINT) from error
-    finally:
-        if was:
-            gc.enable()
-
-
-def _check_seldom() -> Callable[[], None]:
-    """A function that checks the memory when it is called, at most every CHECK_S."""
     due = 0.0
 
     def check() -> None:
+        """At most every CHECK_S."""
         nonlocal due
         if (now := time.monotonic()) < due:
             return
@@ -64,7 +52,15 @@ def _check_seldom() -> Callable[[], None]:
                 f"A task uses {used >> 20:,} MB, and of {total >> 20:,} MB only {free >> 20:,} are free.", HINT
             )
 
-    return check
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield check
+    except MemoryError as error:
+        raise MemoryShort(f"A task that used {_used() >> 20:,} MB got no more memory.", HINT) from error
+    finally:
+        if was:
+            gc.enable()
 
 
 def _used() -> int:
