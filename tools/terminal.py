@@ -1,14 +1,12 @@
 """How commands print: results to standard output, progress and errors to standard error."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -101,7 +99,7 @@ class Stages:
             transient=not sys.stderr.isatty(),
         )
 
-    def __enter__(self) -> Stages:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

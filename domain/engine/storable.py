@@ -5,8 +5,6 @@ So a type is refused, by name, if JSON can't tell all its values apart; and a st
 where a `float` is declared, a time in another zone than UTC) is replaced by what JSON gives back, before the next fold.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping, MutableMapping, MutableSequence, MutableSet, Sequence

@@ -4,9 +4,8 @@ Positions are valid only for the topic, the partitions and the partitioner with 
 these, and each later one compares.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Self
 
 from infra.database.connect import Connection
 from infra.errors import SamefoldError
@@ -29,7 +28,7 @@ class Contract:
     partitioner: str
 
     @classmethod
-    def of(cls, topic: Topic) -> Contract:
+    def of(cls, topic: Topic) -> Self:
         """The contract of a topic as it is now, with this code's partitioner."""
         return cls(topic.name, topic.id, topic.partitions, partitioner.NAME)
 

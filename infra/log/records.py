@@ -5,13 +5,11 @@ foreign (garbage, void for every reader); one with it must decode, or the reader
 decode would disagree with one that can.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import reduce
 from operator import or_
-from typing import Annotated, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Literal, NamedTuple, Self, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -45,7 +43,7 @@ class Traced(Record):
     headers: Headers = ()
 
     @classmethod
-    def of(cls, record: Record, headers: Headers) -> Traced:
+    def of(cls, record: Record, headers: Headers) -> Self:
         traced = cls._make(record)
         traced.headers = headers
         return traced
