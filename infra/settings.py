@@ -295,8 +295,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _require_consistent(self) -> Self:
-        topics = [self.commands_topic, self.events_topic, self.policies_topic, self.public_topic, self.keys_topic]
-        if len({*topics}) < len(topics):
+        if len({*self.topics}) < len(self.topics):
             raise ValueError("commands_topic, events_topic, policies_topic, public_topic and keys_topic must differ")
         if self.archive_url and _CREDENTIALS.search(self.archive_url):
             raise ValueError("archive_url holds credentials: give them in the environment of the store's own library")
@@ -304,6 +303,11 @@ class Settings(BaseSettings):
         if sasl and not (self.kafka_sasl_mechanism and self.kafka_sasl_username and self.kafka_sasl_password):
             raise ValueError(f"{self.kafka_security_protocol} needs kafka_sasl_mechanism, _username and _password")
         return self
+
+    @property
+    def topics(self) -> list[str]:
+        """All names of topics."""
+        return [self.commands_topic, self.events_topic, self.policies_topic, self.public_topic, self.keys_topic]
 
     @property
     def kafka(self) -> str:

@@ -299,10 +299,7 @@ def unfit(settings: Settings, names: Iterable[str], admin: Admin) -> dict[str, T
 def existing(settings: Settings, admin: Admin) -> list[str]:
     """The service's topics that exist and that this user may describe."""
     found = admin.ask(lambda client, within_s: client.list_topics(timeout=within_s).topics)
-    log = settings.commands_topic, settings.events_topic
-    return [
-        name for name in (*log, settings.policies_topic, settings.public_topic, settings.keys_topic) if name in found
-    ]
+    return [name for name in settings.topics if name in found]
 
 
 class Watch:

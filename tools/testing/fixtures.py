@@ -203,11 +203,7 @@ def world_of(stack: "Stack", template: str = "template0") -> Iterator[Settings]:
     database = f"world_{number}"
     _execute(stack, f'create database "{database}" template "{template}"')
     yield stack.settings(
-        commands_topic=f"commands-{number}",
-        events_topic=f"events-{number}",
-        policies_topic=f"policies-{number}",
-        public_topic=f"public-{number}",
-        keys_topic=f"keys-{number}",
+        **{f"{name}_topic": f"{name}-{number}" for name in ("commands", "events", "policies", "public", "keys")},
         group_prefix=f"samefold-{number}",
         database_url=stack.postgres.url(database),
         partitions=4,
