@@ -3,8 +3,7 @@
 import logging
 import signal
 from collections.abc import Callable
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -25,13 +24,6 @@ from tools.cli import new_app
 log = logging.getLogger(__name__)
 
 app = new_app(__doc__, no_args_is_help=True)
-
-
-class On(StrEnum):
-    """What runs an agent."""
-
-    FAUST = "faust"
-    SPARK = "spark"
 
 
 IDLE = "nothing runs until there is one and this is started again."
@@ -67,12 +59,14 @@ def agent(
     count: Count = 1,
     name: Name = "",
     agent: Annotated[str, typer.Option("--agent", help="The group of views to keep.")] = "core",
-    on: Annotated[On, typer.Option(help="What runs it; they may take over from each other at any moment.")] = On.FAUST,
+    on: Annotated[
+        Literal["faust", "spark"], typer.Option(help="What runs it; they may take over from each other at any moment.")
+    ] = "faust",
     master: Annotated[str, typer.Option(help="Spark's master, for `--on spark`.")] = "local[*,4]",
     metrics_port: MetricsPort = None,
 ) -> None:
     """Run agents: they fold the log into the read models. Several share the partitions."""
-    if on is On.SPARK and count > 1:
+    if on == "spark" and count > 1:
         raise typer.BadParameter(
             "one query has a task for each partition: give it a larger --master", param_hint="--count"
         )
@@ -82,7 +76,7 @@ def agent(
         name,
         metrics_port,
         lambda place: (
-            supervisor.agents(count, place, agent) if on is On.FAUST else [supervisor.spark_agent(place, agent, master)]
+            supervisor.agents(count, place, agent) if on == "faust" else [supervisor.spark_agent(place, agent, master)]
         ),
     )
 
