@@ -4,8 +4,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -41,7 +40,10 @@ def new(
     typer.echo(f"Copying Samefold's files into {folder}")
     if copying.git(root, "status", "--porcelain"):
         typer.echo(f"Changes in {root} that are not committed are left out.", err=True)
-    with _removed_on_failure(folder):
+    with ExitStack() as undone:  # no half of a service is left behind, which the next try would find not empty
+        if folder.exists():
+            undone.callback(folder.mkdir, exist_ok=True)
+        undone.callback(shutil.rmtree, folder, ignore_errors=True)
         copying.copy(root, folder, name)
         written = Parts(folder).service(context).files
         readme = names_of(context).apply((SKELETON / "readme.txt").read_text()).replace("SERVICE", name)
@@ -52,6 +54,7 @@ def new(
         copying.git(folder, "add", "--all")
         message = f"{name}, made with Samefold {copying.answers(folder)['_commit']}"
         copying.git(folder, "commit", "--quiet", "--no-verify", "--no-gpg-sign", "--message", message)
+        undone.pop_all()
     for file in (*written, *(file.relative_to(folder) for file in folder.glob("projections/migrations/*.py"))):
         typer.echo(f"wrote  {file}")
     typer.echo(
@@ -61,16 +64,3 @@ def new(
         f"  3. make test     its tests, on a real Kafka and PostgreSQL\n"
         f"  4. Edit domain/{context}.py; `samefold add --help` writes more events, commands and views."
     )
-
-
-@contextmanager
-def _removed_on_failure(folder: Path) -> Iterator[None]:
-    """Leave no half of a service behind, which the next try would find not empty."""
-    was_there = folder.exists()
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        if was_there:
-            folder.mkdir(exist_ok=True)
-        raise
