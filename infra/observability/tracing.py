@@ -7,8 +7,8 @@ caller's `traceparent` and `tracestate` are handed on as they came. With one (`t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from opentelemetry import context, trace
@@ -54,16 +54,16 @@ def context_of(headers: Iterable[tuple[str | bytes, bytes | None]]) -> context.C
     return _propagator.extract(found, _NOWHERE) if len(found.get("traceparent", ())) == 1 else _NOWHERE
 
 
-@contextmanager
-def of_batch(name: str, records: Iterable[Headers], attributes: Mapping[str, str | int]) -> Iterator[Span]:
+def of_batch(
+    name: str, records: Iterable[Headers], attributes: Mapping[str, str | int]
+) -> AbstractContextManager[Span]:
     """The current span of work on a batch, linked to that of each record by its headers, and within their trace if it is one."""
     found = (trace.get_current_span(context_of(headers)) for headers in records)
     links = [context for one in found if (context := one.get_span_context()).is_valid]
     within = _NOWHERE
     if len({link.trace_id for link in links}) == 1:
         within = trace.set_span_in_context(NonRecordingSpan(links[-1]), _NOWHERE)
-    with span(name, SpanKind.CONSUMER, within=within, links=links, attributes=attributes) as current:
-        yield current
+    return span(name, SpanKind.CONSUMER, within=within, links=links, attributes=attributes)
 
 
 def start(name: str, kind: SpanKind, headers: Headers) -> Span:
@@ -76,7 +76,6 @@ def start_here(name: str, kind: SpanKind) -> Span:
     return trace.get_tracer("samefold").start_span(name, kind=kind)
 
 
-@contextmanager
 def span(
     name: str,
     kind: SpanKind = SpanKind.INTERNAL,
@@ -84,12 +83,10 @@ def span(
     within: context.Context | None = None,
     links: Sequence[SpanContext] = (),
     attributes: Mapping[str, str | int] | None = None,
-) -> Iterator[Span]:
+) -> AbstractContextManager[Span]:
     """The current span for as long as the block runs, `within` a context or the current one."""
-    with trace.get_tracer("samefold").start_as_current_span(
-        name, within, kind, attributes, [Link(link) for link in links]
-    ) as current:
-        yield current
+    tracer = trace.get_tracer("samefold")
+    return tracer.start_as_current_span(name, within, kind, attributes, [Link(link) for link in links])
 
 
 def trace_id() -> str | None:
