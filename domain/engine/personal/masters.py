@@ -7,6 +7,7 @@ import logging
 import re
 import secrets
 from base64 import b64decode, b64encode
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -83,8 +84,9 @@ def _read(file: Path, _changed_ns: int, _size: int, mode: int) -> Masters:
     keys: dict[str, bytes] = {}
     for number, line in enumerate(file.read_text().splitlines(), start=1):
         if text := line.partition("#")[0].strip():
-            parts = _LINE.fullmatch(text)
-            key = _decoded(parts[2]) if parts else b""
+            parts, key = _LINE.fullmatch(text), b""
+            with suppress(ValueError):
+                key = b64decode(parts[2], validate=True) if parts else b""
             if parts is None or len(key) != SIZE or parts[1] in keys:
                 raise MasterKeyUnusable(
                     f"Line {number} of {file}, the file with the master key, is not `<name> <base64 of {SIZE} bytes>`, with a "
@@ -95,13 +97,6 @@ def _read(file: Path, _changed_ns: int, _size: int, mode: int) -> Masters:
     if not keys:
         raise MasterKeyUnusable(f"{file}, the file of the master key, has no key.", _HINT)
     return Masters(keys)
-
-
-def _decoded(text: str) -> bytes:
-    try:
-        return b64decode(text, validate=True)
-    except ValueError:
-        return b""
 
 
 def _bound(master: str, subject: str, key_id: str) -> bytes:
