@@ -20,28 +20,26 @@ class WrongCode(SamefoldError):
     """A worker has other code than the process that sent it work."""
 
 
-def _sources() -> Iterator[tuple[str, Traversable]]:
-    """What decodes, folds and writes, by path; a checkout may as well be a zip file."""
-    for package in ("domain", "projections", "infra.log", "infra.archive", "spark_jobs"):
-        waiting = [(package.replace(".", "/"), files(package))]
-        while waiting:
-            path, folder = waiting.pop()
-            for entry in folder.iterdir():
-                if entry.is_dir():
-                    waiting.append((f"{path}/{entry.name}", entry))
-                elif entry.name.endswith(".py") and entry.name[:-3].isidentifier():  # an editor's own files are not
-                    yield f"{path}/{entry.name}", entry
+PACKAGES = "domain", "projections", "infra.log", "infra.archive", "spark_jobs"
+"""What decodes, folds and writes."""
 
 
-def _read() -> dict[str, str]:
-    code = {
-        path: hashlib.sha256(file.read_bytes().replace(b"\r\n", b"\n")).hexdigest()[:16] for path, file in _sources()
-    }
-    python = ".".join(platform.python_version_tuple()[:2])
-    return code | {"Python": python, "msgspec": msgspec.__version__, "pydantic": pydantic.VERSION}
+def _hashes(path: str, folder: Traversable) -> Iterator[tuple[str, str]]:
+    """Of the source files, by path; a checkout may as well be a zip file."""
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _hashes(f"{path}/{entry.name}", entry)
+        elif entry.name.endswith(".py") and entry.name[:-3].isidentifier():  # an editor's own files are not
+            text = entry.read_bytes().replace(b"\r\n", b"\n")
+            yield f"{path}/{entry.name}", hashlib.sha256(text).hexdigest()[:16]
 
 
-CODE: Final[Mapping[str, str]] = _read()
+CODE: Final[Mapping[str, str]] = {
+    **dict(found for package in PACKAGES for found in _hashes(package.replace(".", "/"), files(package))),
+    "Python": ".".join(platform.python_version_tuple()[:2]),
+    "msgspec": msgspec.__version__,
+    "pydantic": pydantic.VERSION,
+}
 """Each source file's hash, whatever its line endings, and the versions of what decodes with it.
 
 Read together with the code itself, so that a checkout that changes under a running process is noticed too.
