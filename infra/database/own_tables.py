@@ -3,28 +3,12 @@
 import re
 
 OWN_TABLES = (
-    "activations",
-    "archive_files",
-    "build_parts",
-    "build_positions",
-    "builds",
-    "command_types",
-    "event_types",
-    "forgotten_subjects",
-    "keys_position",
-    "lanes",
-    "live",
-    "outbox",
-    "parked",
-    "personal_keys",
-    "positions",
-    "posts",
-    "relay_leases",
-    "skips",
-    "stopped_views",
-    "topics",
+    *("positions", "live", "stopped_views", "builds", "build_positions", "build_parts", "parked", "skips"),
+    *("command_types", "event_types", "topics", "archive_files"),
+    *("activations", "outbox", "relay_leases", "posts", "lanes"),
+    *("personal_keys", "forgotten_subjects", "keys_position"),
 )
-"""Those of `schema.py`."""
+"""Those of `schema.py`: of views, of the log and its archive, of policies, of personal values."""
 
 VIEW_TABLE = re.compile(r"(?P<view>.+)_v(?P<version>\d+)(_(r|(?P<past>asof_))\d+)?")
 """A table of a view, of Samefold's too: its version's, a later build's, or one of the past."""
