@@ -39,13 +39,8 @@ class DevIssuer:
         import jwt
 
         now = int(time.time())
-        claims: dict[str, Any] = {
-            "iss": ISSUER,
-            "aud": AUDIENCE,
-            "sub": subject,
-            "iat": now,
-            "exp": now + int(60 * minutes),
-        }
+        claims: dict[str, Any] = {"iss": ISSUER, "aud": AUDIENCE, "sub": subject}
+        claims |= {"iat": now, "exp": now + int(60 * minutes)}
         claims |= {"roles": list(roles)} if roles else {}
         claims |= {"scope": " ".join(scopes)} if scopes else {}
         key = jwt.PyJWK(msgspec.json.decode(self._private.read_bytes()))

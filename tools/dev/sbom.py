@@ -56,20 +56,9 @@ def _jar(file: str, digest: str, shipped: bool) -> dict[str, Any]:
     }
 
 
-def _cyclonedx(*arguments: str | Path) -> Any:
-    which, *of = arguments
-    command = [
-        TOOLS / "python",
-        "-W",
-        "ignore",
-        "-m",
-        "cyclonedx_py",
-        which,
-        "--output-reproducible",
-        "--of",
-        "JSON",
-        *of,
-    ]
+def _cyclonedx(which: str, *of: str | Path) -> Any:
+    command: list[str | Path] = [TOOLS / "python", "-W", "ignore", "-m", "cyclonedx_py", which]
+    command += ["--output-reproducible", "--of", "JSON", *of]
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)
 
 
