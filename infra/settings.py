@@ -55,11 +55,7 @@ SERVICE = Path(__file__).resolve().parents[1] / "pyproject.toml"
 SECRETS = "kafka_sasl_password", "database_url", "webhooks"
 """Each has a setting `<name>_file` beside it."""
 PATHS = (
-    "data_dir",
-    "archive_url",
-    "kafka_ssl_ca_location",
-    "master_key_file",
-    "jwt_keys",
+    *("data_dir", "archive_url", "kafka_ssl_ca_location", "master_key_file", "jwt_keys"),
     *(f"{name}_file" for name in SECRETS),
 )
 HINT = "All settings, with what they mean: .env.example."

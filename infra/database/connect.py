@@ -60,15 +60,9 @@ _PASSING_CLASSES = (
 _PASSING = {
     "25006",  # read only: a standby, until it is promoted
     "25P03",  # idle in a transaction for too long: this process was frozen
-    "25P04",
-    "40001",
-    "40P01",
-    "55P03",
-    "57014",
-    "57P01",
-    "57P02",
-    "57P03",
-    "57P05",
+    "25P04",  # a transaction that took too long
+    *("40001", "40P01", "55P03"),  # conflicts and locks
+    *("57014", "57P01", "57P02", "57P03", "57P05"),  # cancelled, stopped, starting, idle for too long
 }
 _NOT_FOR_US = (
     "password authentication failed",

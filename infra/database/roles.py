@@ -55,16 +55,8 @@ RIGHTS: Final[Mapping[str, Iterable[Mapping[str, tuple[str, ...]]]]] = {
     "api": [
         {
             "select": (
-                ROWS,
-                OUTCOMES,
-                "activations",
-                "build_positions",
-                "command_types",
-                "live",
-                "parked",
-                "positions",
-                "stopped_views",
-                "topics",
+                *(ROWS, OUTCOMES, "activations", "build_positions", "command_types"),
+                *("live", "parked", "positions", "stopped_views", "topics"),
             ),
             "select (id, table_name)": ("builds",),
             "select (policy, kind, stream, dead, due, wished_at, sent_at)": ("outbox",),
