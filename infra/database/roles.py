@@ -19,52 +19,42 @@ PREFIX = re.compile(r"(?!pg(_|$))[a-z][a-z0-9_-]{0,49}")
 ROWS, STATES, OUTCOMES = "tables of views", "tables of states", "tables of outcomes"
 PEOPLE = "SQL views, and tables of the past"
 
-_KEYS: Final = {
-    "select, insert, update (master, wrapped)": ("personal_keys",),
-    "select, insert": ("forgotten_subjects",),
-    "select, insert, update (next_offset)": ("keys_position",),
-}
-RIGHTS: Final[Mapping[str, Iterable[Mapping[str, tuple[str, ...]]]]] = {
+_KEYS: Final = [
+    ("select, insert, update (master, wrapped)", ("personal_keys",)),
+    ("select, insert", ("forgotten_subjects",)),
+    ("select, insert, update (next_offset)", ("keys_position",)),
+]
+_STATUS = "activations", "build_positions", "command_types", "live", "parked", "positions", "stopped_views", "topics"
+RIGHTS: Final[Mapping[str, Iterable[tuple[str, tuple[str, ...]]]]] = {
     "agent": [
-        {
-            "select, insert, update, delete": (ROWS, STATES, OUTCOMES),
-            "select, insert, delete, maintain": ("live",),  # a first start locks it
-            "select, insert, delete": ("stopped_views",),
-            "select, insert, update": ("build_positions", "positions"),
-            "select, insert, update (state)": ("builds",),  # of a view that it stops
-            "select, insert": ("command_types", "event_types", "parked", "topics"),
-            "select": ("activations", "alembic_version", "archive_files", "skips"),
-        }
+        ("select, insert, update, delete", (ROWS, STATES, OUTCOMES)),
+        ("select, insert, delete, maintain", ("live",)),  # a first start locks it
+        ("select, insert, delete", ("stopped_views",)),
+        ("select, insert, update", ("build_positions", "positions")),
+        ("select, insert, update (state)", ("builds",)),  # of a view that it stops
+        ("select, insert", ("command_types", "event_types", "parked", "topics")),
+        ("select", ("activations", "alembic_version", "archive_files", "skips")),
     ],
     "policy": [
-        {
-            "select, insert, update, delete": ("lanes", "outbox", "posts", "relay_leases"),
-            "select, insert, update": ("activations", "positions"),
-            "select, insert": ("parked", "topics"),
-            "select": ("alembic_version", "archive_files", "command_types", "live", "skips", "stopped_views"),
-        },
-        _KEYS,
+        ("select, insert, update, delete", ("lanes", "outbox", "posts", "relay_leases")),
+        ("select, insert, update", ("activations", "positions")),
+        ("select, insert", ("parked", "topics")),
+        ("select", ("alembic_version", "archive_files", "command_types", "live", "skips", "stopped_views")),
+        *_KEYS,
     ],
     "handler": [
-        {
-            "select, update (generation)": ("positions",),
-            "select, insert": ("command_types", "topics"),
-            "select": (STATES, OUTCOMES, "archive_files", "event_types", "live", "stopped_views"),
-        }
+        ("select, update (generation)", ("positions",)),
+        ("select, insert", ("command_types", "topics")),
+        ("select", (STATES, OUTCOMES, "archive_files", "event_types", "live", "stopped_views")),
     ],
     "api": [
-        {
-            "select": (
-                *(ROWS, OUTCOMES, "activations", "build_positions", "command_types"),
-                *("live", "parked", "positions", "stopped_views", "topics"),
-            ),
-            "select (id, table_name)": ("builds",),
-            "select (policy, kind, stream, dead, due, wished_at, sent_at)": ("outbox",),
-            "select (policy, stream, dead, wished_at)": ("posts",),
-        },
-        _KEYS,
+        ("select", (ROWS, OUTCOMES, *_STATUS)),
+        ("select (id, table_name)", ("builds",)),
+        ("select (policy, kind, stream, dead, due, wished_at, sent_at)", ("outbox",)),
+        ("select (policy, stream, dead, wished_at)", ("posts",)),
+        *_KEYS,
     ],
-    "reader": [{"select": (PEOPLE,)}],
+    "reader": [("select", (PEOPLE,))],
 }
 """What the roles may do with which tables. `migrator` and `operator` become the owner when they log in."""
 OWNERS = ("migrator", "operator")
@@ -179,7 +169,7 @@ def _rights(prefix: str, roles: Iterable[str], relations: Iterable[_Relation]) -
         _listed(name for names in of_kind.values() for name in names), _listed(grantees.values())
     )
     for role, grantee in grantees.items():
-        for privileges, kinds in (item for rights in RIGHTS[role] for item in rights.items()):
+        for privileges, kinds in RIGHTS[role]:
             if names := [name for kind in kinds for name in of_kind.get(kind, ())]:
                 yield sql.SQL("grant {} on {} to {}").format(sql.SQL(privileges), _listed(names), grantee)
 
