@@ -27,8 +27,6 @@ def configure(level: str, form: Format = "text") -> None:
 
 
 class EventFormatter(logging.Formatter):
-    """Writes events."""
-
     def __init__(self, form: Format) -> None:
         super().__init__()
         self._render: Callable[[Event], str] = json.dumps if form == "json" else _text

@@ -24,11 +24,9 @@ class Progress(Protocol):
 class Silent:
     """Shows nothing."""
 
-    def begin(self, stage: str, total: int | None = None) -> None:
-        """Show nothing."""
+    def begin(self, stage: str, total: int | None = None) -> None: ...
 
-    def advance(self, count: int) -> None:
-        """Show nothing."""
+    def advance(self, count: int) -> None: ...
 
 
 SILENT = Silent()

@@ -91,6 +91,5 @@ hook: Callable[[Point], None] | None = None
 
 
 def reach(point: Point) -> None:
-    """Call the hook, if there is one."""
     if hook is not None:
         hook(point)

@@ -30,8 +30,6 @@ class Parts:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
-        """Start a thread for the work."""
-
         def run() -> None:
             try:
                 work()
@@ -95,7 +93,6 @@ class Parts:
 
 
 def _ended(who: str, name: str, error: BaseException | None) -> SamefoldError:
-    """The named error of a part's end."""
     if isinstance(error, SamefoldError):
         return error
     how = f"raised {type(error).__name__}: {error}" if error else "returned"
@@ -126,7 +123,6 @@ def exit_code_of(work: Callable[[], object], log: logging.Logger, who: str) -> i
 
 
 def _say(error: BaseException | None, log: logging.Logger, who: str) -> int:
-    """Log the end of a process."""
     code = 0
     if isinstance(error, SamefoldError):
         defect = error.__cause__ if isinstance(error, PartEnded) else None
