@@ -32,9 +32,6 @@ class EventFormatter(logging.Formatter):
         self._render: Callable[[Event], str] = json.dumps if form == "json" else _text
 
     def format(self, record: logging.LogRecord) -> str:
-        return self._render(self._event(record))
-
-    def _event(self, record: logging.LogRecord) -> Event:
         """Time (RFC 3339, UTC), level, logger and message, and trace_id, correlation_id, exception where known."""
         spec = getattr(sys.modules["__main__"], "__spec__", None)
         event = {
@@ -48,7 +45,7 @@ class EventFormatter(logging.Formatter):
             "correlation_id": correlation.current.get(),
             "exception": self.formatException(record.exc_info) if record.exc_info and record.exc_info[0] else None,
         }
-        return event | {name: value for name, value in ids.items() if value is not None}
+        return self._render(event | {name: value for name, value in ids.items() if value is not None})
 
 
 def _text(event: Event) -> str:
