@@ -17,7 +17,6 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NoReturn, Self
 from urllib.parse import urlsplit
@@ -263,7 +262,12 @@ class Settings(BaseSettings):
 
     def __init__(self, **values: Any) -> None:
         """Raises BadSettings, which names every wrong value and every unknown SAMEFOLD_ variable."""
-        _refuse_unknown(os.environ)
+        ours = (name.upper() for name, value in os.environ.items() if name.upper().startswith(PREFIX) and value)
+        if unknown := [
+            name for name in sorted(ours) if name.removeprefix(PREFIX).lower() not in type(self).model_fields
+        ]:
+            # typos: the defaults would be used instead
+            raise BadSettings(f"Wrong settings: {'; '.join(map(_unknown, unknown))}.", HINT)
         try:
             super().__init__(**values)
         except ValidationError as error:
@@ -428,14 +432,6 @@ def _root() -> Path:
     except FileNotFoundError:  # it was removed
         return SERVICE.parent
     return SERVICE.parent if here.is_relative_to(SERVICE.parent) else here
-
-
-def _refuse_unknown(environment: Mapping[str, str]) -> None:
-    """Refuse typos: the default would be used instead."""
-    ours = (name.upper() for name, value in environment.items() if name.upper().startswith(PREFIX) and value)
-    unknown = [name for name in sorted(ours) if name.removeprefix(PREFIX).lower() not in Settings.model_fields]
-    if unknown:
-        raise BadSettings(f"Wrong settings: {'; '.join(map(_unknown, unknown))}.", HINT)
 
 
 def _told(error: ErrorDetails) -> str:

@@ -147,14 +147,9 @@ def _place(root: Path, path: str, content: bytes) -> bool:
     except FileNotFoundError:
         return False
     for folder in (parent for parent in target.parents if parent.is_relative_to(root)):
-        _sync(folder)
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)  # its entries
+        finally:
+            os.close(handle)
     return True
-
-
-def _sync(folder: Path) -> None:
-    """Make a folder's entries durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
