@@ -64,7 +64,10 @@ class Postgres:
         self.more = more
         self.data = folder / "data"
         self.log = folder / "server.log"
-        self.socket_folder = self._socket_folder()
+        self.socket_folder = folder / "run"
+        if len(os.fsencode(self.socket_folder)) > _LONGEST_SOCKET_FOLDER:
+            name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
+            self.socket_folder = Path(tempfile.gettempdir()).resolve() / f"samefold-{name}"
 
     def url(self, database: str = DATABASE) -> str:
         return f"postgresql://{USER}@/{database}?host={quote(str(self.socket_folder), safe='')}"
@@ -83,8 +86,15 @@ class Postgres:
 
     def start(self) -> None:
         """Returns when connections are answered and the database is there. Raises StartFailed."""
+        import psycopg
+        from psycopg.errors import DuplicateDatabase, UniqueViolation
+
         process.start(self)
-        self._ensure_database()
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            if not connection.execute("select from pg_database where datname = %s", [DATABASE]).rowcount:
+                # A killed predecessor's statement may still be at work: it then ends before ours is refused.
+                with suppress(DuplicateDatabase, UniqueViolation):
+                    connection.execute(f'create database "{DATABASE}"')
 
     def stop(self) -> None:
         """A fast shutdown: open transactions roll back, clients are disconnected."""
@@ -116,13 +126,6 @@ class Postgres:
             return False
         return True
 
-    def _socket_folder(self) -> Path:
-        here = self.folder / "run"
-        if len(os.fsencode(here)) <= _LONGEST_SOCKET_FOLDER:
-            return here
-        name = hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:12]
-        return Path(tempfile.gettempdir()).resolve() / f"samefold-{name}"
-
     def _unprivileged(self, program: str, *arguments: str) -> list[str]:
         command = [str((self.programs or binaries()) / program), *arguments]
         if os.geteuid() != 0 and _has_name(os.geteuid()):
@@ -144,16 +147,6 @@ class Postgres:
         if done.returncode:
             raise StartFailed(f"initdb failed: {(done.stderr or done.stdout).strip()}", "Use another data folder.")
         aside.rename(self.data)
-
-    def _ensure_database(self) -> None:
-        import psycopg
-        from psycopg.errors import DuplicateDatabase, UniqueViolation
-
-        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
-            if not connection.execute("select from pg_database where datname = %s", [DATABASE]).rowcount:
-                # A killed predecessor's statement may still be at work: it then ends before ours is refused.
-                with suppress(DuplicateDatabase, UniqueViolation):
-                    connection.execute(f'create database "{DATABASE}"')
 
 
 def _has_name(user: int) -> bool:
