@@ -115,7 +115,7 @@ def arranged(block: Block, api: Api, world: Settings, stack: ExitStack, patch: p
     match block.arrangement:
         case "":
             return api, block
-        case "while nobody decides":
+        case "while no handler decides":
             patch.setattr(api.services.outcomes, "_due", _Nothing())
             return api, block
         case "with a body of 300000 bytes":
@@ -123,23 +123,23 @@ def arranged(block: Block, api: Api, world: Settings, stack: ExitStack, patch: p
         case "while the read model is far behind":
             patch.setattr(HealthSnapshot, "behind", lambda *_: 10**6)
             return api, block
-        case "while too many wait":
+        case "while too many requests wait":
             patch.setattr(api.services, "places", Slots(0, TOO_MANY_WAIT, appended="no"))
             return api, block
-        case "as a caller who may not":
+        case "as a caller without the right":
             return api, block._replace(headers=[*block.headers, ("Caller", "eve")])
-        case "while access.py names a row that can't be":
+        case "while access.py names a view that does not exist":
             patch.setattr(api.services, "access", Access(lambda *_: Row("nothing"), lambda *_: False))
             return api, block._replace(headers=[*block.headers, ("Caller", "eve")])
-        case "while the code of the business fails":
+        case "while `decide` fails":
             stack.enter_context(_failing_business())
             return api, block
         case "while the API itself fails":
             patch.setattr(commands, "fingerprint_of", _fail)
             return api, block
-        case "while Kafka is away":
+        case "while Kafka is unavailable":
             return stack.enter_context(_lacking(world, "kafka", kafka_bootstrap="127.0.0.1:1")), block
-        case "while PostgreSQL is away":
+        case "while PostgreSQL is unavailable":
             nowhere = SecretStr("postgresql://127.0.0.1:1/nowhere")
             return stack.enter_context(_lacking(world, "database", database_url=nowhere)), block
         case "while an append is not acknowledged":
