@@ -1,7 +1,7 @@
 """Who may send which command, and who may read which rows. What is not allowed here is denied (docs/access.md).
 
-Holders see their own accounts and transfer from them. Tellers pay cash in and out and see all, auditors only read. Commands that
-policies send are nobody's.
+Holders see their own accounts and transfer from them. Tellers pay cash in and out and see all, auditors only read. No caller may
+send the commands that policies send.
 """
 
 from domain.accounts import ChargeFee, CloseAccount, CreditInterest, Deposit, OpenAccount, Withdraw
