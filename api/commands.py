@@ -67,10 +67,10 @@ FORGOTTEN = callers_fault(SubjectForgotten, 410, "The person was forgotten.")
 UNKNOWN = kind(503, "maybe-appended", "Whether the command was appended is not known.", RETRY_AFTER_S)
 
 CONFLICT = kind(412, "version-conflict", "The stream is not at the version that was expected.")
-UNCLEAR = kind(422, "unclear-stream", "The name of a new stream looks like another's.")
+UNCLEAR = kind(422, "unclear-stream", "The name of a new stream looks like another stream's name.")
 KEY_REUSED = kind(422, "key-reused", "This Idempotency-Key was used before, with another command.")
-FAILED = kind(500, "failed", "The code of the business failed on this command.")
-REFUSED = kind(409, "refused", "The business said no.")
+FAILED = kind(500, "failed", "The context's code failed on this command.")
+REFUSED = kind(409, "refused", "The command was refused.")
 REJECTED = {"malformed": INVALID, "misrouted": FAILED} | {it.code: it for it in (CONFLICT, TOO_LARGE, FAILED, UNCLEAR)}
 """The codes that the handler itself rejects commands with; all others are refusals of the business."""
 

@@ -23,8 +23,8 @@ from infra.settings import Settings
 log = logging.getLogger(__name__)
 log.addFilter(Sparing(10))
 
-NOT_AUTHENTICATED = kind(401, "not-authenticated", "Who asks is not known.")
-NOT_ALLOWED = kind(403, "not-allowed", "You may not do that.")
+NOT_AUTHENTICATED = kind(401, "not-authenticated", "The caller is not authenticated.")
+NOT_ALLOWED = kind(403, "not-allowed", "The caller may not do that.")
 PROBLEMS = (BAD_HEADER, NOT_AUTHENTICATED, NOT_ALLOWED, kind_of(KeysNotKnown))
 """What the door answers, on every path but the open ones."""
 OPEN = frozenset({"/health/live", "/health/ready"})
@@ -72,7 +72,7 @@ class Door:
 
 
 def caller_of(request: Request) -> Caller | None:
-    """Who asks; None without SAMEFOLD_AUTH=jwt, and everybody may do everything."""
+    """The caller; None without SAMEFOLD_AUTH=jwt, when every caller may do everything."""
     caller: Caller | None = request.scope.get(_CALLER)
     return caller
 

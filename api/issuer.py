@@ -1,6 +1,6 @@
 """Checks tokens: JWTs (RFC 7519, with the advice of RFC 8725) that an OpenID issuer has signed.
 
-Its keys are read again every few minutes, and when a token names an unknown one. While it can't be reached, known keys stay good.
+Its keys are read again every few minutes, and when a token names an unknown one. While it can't be reached, known keys stay valid.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ READ_S = 5
 MOST_BYTES = 1_000_000
 MAX_TOKEN_BYTES = 8_192
 MOST_REMEMBERED = 2_000
-"""Tokens that were found good; to check a signature takes longer than all the rest of the door."""
+"""Verified tokens: to check a signature takes longer than all other checks together."""
 MAX_SUBJECT_BYTES = 200
 """Subjects are stored with each command."""
 RESERVED = ("policy:", "operator:")
@@ -161,7 +161,7 @@ class Issuer:
         return Verified(caller, until)
 
     async def _refresh(self) -> None:
-        """Read the keys, unless someone else just has."""
+        """Read the keys, unless another request just has."""
         async with self._reading:
             if time.monotonic() - self._read[0] < AGAIN_S:
                 return

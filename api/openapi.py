@@ -55,7 +55,7 @@ class Problem(TypedDict):
     """RFC 9457. A recorded rejection has the members of an outcome too."""
 
     type: Annotated[str, Field(description="Names the kind of problem; docs/http-api.md explains it")]
-    title: Annotated[str, Field(description="What kind of problem; the sentence of the business in a refusal")]
+    title: Annotated[str, Field(description="What kind of problem; in a refusal, the context's own sentence")]
     status: Annotated[int, Field(ge=400, le=599)]
     code: Annotated[str, Field(description="What programs branch on; it never changes")]
     detail: NotRequired[Annotated[str, Field(description="What happened this time")]]
@@ -66,12 +66,12 @@ class Problem(TypedDict):
 
 Stream = Annotated[str, Field(description="`{context}/{stream_id}`")]
 CommandId = Annotated[str, Field(description="The Idempotency-Key")]
-Version = Annotated[int, Field(ge=0, le=2**63 - 1, description="How many events the stream has after it")]
+Version = Annotated[int, Field(ge=0, le=2**63 - 1, description="How many events the stream has after the command")]
 Position = Annotated[str, Field(pattern=POSITION, examples=[A_POSITION], description="Of the log, for `after`")]
 At = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time", "description": "By the broker's clock"})]
 Parked = Annotated[
     int | None,
-    Field(ge=0, description="Streams without events from one on that can't be folded; 1000: or more. null: not told"),
+    Field(ge=0, description="Streams left out from an event on that can't be folded; 1000: or more. null: not shown"),
 ]
 
 

@@ -34,7 +34,7 @@ def router() -> APIRouter:
     routes = APIRouter(route_class=openapi.Described, tags=["outcomes"])
     parameters = [
         text_in_path("context", "The bounded context.", next(iter(contexts()), "context")),
-        text_in_path("stream_id", "Which stream of it.", openapi.A_STREAM),
+        text_in_path("stream_id", "The stream's id in its context.", openapi.A_STREAM),
         text_in_path("key", "The command's Idempotency-Key, without its quotes.", openapi.A_KEY),
         openapi.PREFER,
     ]

@@ -65,7 +65,7 @@ async def _exists(services: Services, row: Row) -> bool:
     view = all_views().get(row.view)
     missing = [column.name for column in view.key if column.name not in row.columns] if view else []
     if view is None or missing:  # a value may be one of the command's, and is not logged
-        why = f"lacks the key's column '{missing[0]}'" if view else "is of a view that there is not"
+        why = f"lacks the key's column '{missing[0]}'" if view else "names a view that does not exist"
         raise BadAccess(f"access.py: Row('{row.view}') {why}.", "Name a view, and all columns of its key.")
     if not (only := Rows(**row.columns)):
         return False
@@ -80,7 +80,7 @@ def _access(services: Services) -> Access:
 
 
 def _denied(caller: Caller, what: str) -> Problem:
-    """It does not say whether what was asked for exists."""
+    """The answer does not show whether the stream or row exists."""
     problem = traceable(NOT_ALLOWED())
     log.warning("denied: %r may not %s", caller.subject, what)
     return problem

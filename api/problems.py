@@ -101,10 +101,10 @@ def kind_of(error: type[SamefoldError]) -> Kind:
     return _OF_ERRORS.get(error) or Kind(status, error.code, f"{title}.", retry_after_s)
 
 
-NOT_FOUND = kind(404, "not-found", "There is nothing here.")
+NOT_FOUND = kind(404, "not-found", "No route has this path.")
 METHOD_NOT_ALLOWED = kind(405, "method-not-allowed", "This path does not support this method.")
-INVALID = kind(422, "invalid", "Some of what was sent does not fit.")
-DEFECT = kind(500, "defect", "The server made a mistake.")
+INVALID = kind(422, "invalid", "A part of the request is invalid.")
+DEFECT = kind(500, "defect", "The server has a defect.")
 STOPPING = kind(503, "stopping", "This process is stopping.", RETRY_AFTER_S)
 
 

@@ -1,4 +1,4 @@
-"""What the API refuses to start with: settings that would leave its door open."""
+"""Refuses settings with which the API would accept callers that it must not."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from infra.tls import is_loopback
 
 
 class ListensToAll(SamefoldError):
-    """The API would answer everybody who reaches its address."""
+    """The API would answer every program that reaches its address."""
 
     exit_code = 2
 
 
 def require_safe(settings: Settings, host: str) -> None:
-    """Raises ListensToAll, BadAccess, BadSettings where the API, listening on that host, would let in whom it should not."""
+    """Raises ListensToAll, BadAccess, BadSettings where the API, listening on that host, would accept callers that it must not."""
     if settings.auth == "off" and not is_loopback(host):
         raise ListensToAll(
-            f"The API would listen on {host}, beyond this machine, and answer everybody there: SAMEFOLD_AUTH is off.",
+            f"The API would listen on {host}, beyond this machine, and answer every caller: SAMEFOLD_AUTH is off.",
             "Set SAMEFOLD_AUTH=jwt (docs/access.md), or SAMEFOLD_AUTH=in-front if a gateway decides who may pass.",
         )
     if settings.auth != "jwt":
@@ -29,7 +29,7 @@ def require_safe(settings: Settings, host: str) -> None:
     if not (settings.jwt_issuer and settings.jwt_audience):
         raise BadSettings(
             "Wrong settings: auth=jwt needs jwt_issuer and jwt_audience.",
-            "docs/access.md; `samefold dev up` starts a stack that has an issuer, too.",
+            "See docs/access.md. `samefold dev up` starts a development stack with an issuer.",
         )
     name, where = ("JWT_KEYS", settings.jwt_keys) if settings.jwt_keys else ("JWT_ISSUER", settings.jwt_issuer or "")
     if name == "JWT_KEYS" and "://" not in where:

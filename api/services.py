@@ -44,7 +44,7 @@ SEARCH_WAIT_S = 2.0
 MAX_LIVE = 1_000
 """Clients that may be subscribed to live changes. More are served by more processes."""
 
-TOO_MANY_SEARCHES = kind(429, "too-many-searches", "Too many lists are being searched.", 1)
+TOO_MANY_SEARCHES = kind(429, "too-many-searches", "Too many searches are running.", 1)
 TOO_MANY_SUBSCRIBERS = kind(429, "too-many-subscribers", "Too many clients are subscribed.", 5)
 
 

@@ -255,7 +255,7 @@ class StoreChecks:
 
     def _is_well(self, subject: str) -> None:
         self.failures.pop(subject, None)
-        self._status.well(subject, f"{subject}: as it should be")
+        self._status.well(subject, f"{subject}: available and consistent")
 
     def _ask_commands(self, commands: Topic) -> None:
         """What no request depends on: unknown where this process may not ask for the handlers' group."""

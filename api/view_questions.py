@@ -25,7 +25,7 @@ IF_STOPPED, LAST_ROWS = "if-stopped", "last-rows"
 """A parameter, whose name no column can have, and its only value."""
 
 
-BAD_CURSOR = kind(422, "bad-cursor", "The cursor is invalid, or of another question.")
+BAD_CURSOR = kind(422, "bad-cursor", "The cursor is invalid, or of another query.")
 BAD_TOKEN = callers_fault(BadToken, 422, "The position token is invalid.")
 OTHER_LOG = callers_fault(OtherLog, 409, "The position token is of another log.")
 callers_fault(BadValue, 422, "A text is no value of a view's column.")
@@ -101,7 +101,7 @@ def _after(view: View, cursor: str, bound: Sequence[str]) -> Values:
         place = None
     if place is None or place.question != _name(bound) or len(place.values) != len(view.key):
         hint = "Use an answer's `next` unchanged, or start without a cursor."
-        raise BAD_CURSOR("The cursor is not one of this question.", hint=hint)
+        raise BAD_CURSOR("The cursor is of another query.", hint=hint)
     return tuple(value_of(column, text) for column, text in zip(view.key, place.values, strict=True))
 
 

@@ -49,7 +49,7 @@ class ViewNotLive(SamefoldError):
 
 
 class ViewStopped(SamefoldError):
-    """The view has stopped at an event that it can't take."""
+    """The view has stopped at an event that it can't fold."""
 
     is_public = True
 

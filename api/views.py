@@ -75,7 +75,7 @@ def router_of(views: Mapping[str, View]) -> APIRouter:
         partial(_list, shown),
         operation_id="views",
         summary="The views",
-        description="What may be asked: each view's name, question, key and columns.",
+        description="The views, each with its name, question, key and columns.",
         response_model=ViewList,
         responses=responses({}, INVALID, kind_of(BadAccess), kind_of(DatabaseUnavailable)),
     )

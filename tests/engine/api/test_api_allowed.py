@@ -203,7 +203,7 @@ def test_what_may_not_be_read_is_denied_and_logged_once(api: Api, caplog: pytest
     for path in ("/views/balances", "/views/balances/x", "/views/balances/x/live"):
         caplog.clear()
         told = problem(get(api, "eve\\n", path), 403, "not-allowed")
-        assert told["title"] == "You may not do that."
+        assert told["title"] == "The caller may not do that."
         assert told["correlation_id"]
         [line] = [one for one in caplog.records if "denied" in one.message]
         assert (line.levelno, line.message) == (logging.WARNING, "denied: 'eve\\\\n' may not read balances")
