@@ -92,7 +92,7 @@ def receive(record: Record, intake: Intake) -> Received:
         return _under_derived_id(record, intake, "malformed", problem)
     if partition_of(stream, intake.partitions) != record.partition:
         return _under_derived_id(
-            record, intake, "misrouted", "the stream lives in another partition: produce with the murmur2 partitioner"
+            record, intake, "misrouted", "the stream belongs to another partition: produce with the murmur2 partitioner"
         )
     if record.key != stream.encode():
         return _under_derived_id(record, intake, "misrouted", "the record's key is not its stream")
@@ -173,13 +173,13 @@ def bad_name(stream: str, command_id: str) -> str | None:
 
 
 def hidden_difference(stream: str) -> str | None:
-    """What in a stream's name nobody sees, so that it looks like another stream's; None in most. No new stream may have it."""
+    """What is invisible in a stream's name, so that it looks like another one; mostly None. No new stream may have it."""
     name = stream.partition("/")[2]
     if name != " ".join(name.split()):
-        return "the stream may have spaces within it only, one at a time, and of no other kind than U+0020"
+        return "the stream's name may have spaces only inside, one at a time, and only U+0020"
     if hidden := "" if name.isascii() else next((one for one in name if category(one) == "Cf"), ""):
-        return f"the stream holds a character that can't be seen, U+{ord(hidden):04X}"
-    return None if is_normalized("NFC", name) else "the stream is not in Unicode's normal form NFC"
+        return f"the stream's name holds an invisible character, U+{ord(hidden):04X}"
+    return None if is_normalized("NFC", name) else "the stream's name is not in Unicode's normal form NFC"
 
 
 def bad_client_name(stream: str, command_id: str) -> str | None:

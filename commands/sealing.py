@@ -87,7 +87,7 @@ class Unsealed:
 
 
 def holds_token(command: Command) -> bool:
-    """Whether any text of a client's command has a sealed value in it: opened at an edge, it would show what is another's."""
+    """Whether any text of a client's command has a sealed value in it: an edge would open it and show another person's value."""
     names = command.stream, command.id, command.correlation_id, command.causation_id, command.by
     if any(isinstance(name, str) and PREFIX in name for name in names):
         return True

@@ -286,7 +286,7 @@ class Writer:
         position = snapshot.positions.get(self.partition)
         if position is None or position.next_offset < self.base:
             return self._give_up(
-                ReopenReason.DATABASE, "the database is older than it was: restored, or a replica that lags"
+                ReopenReason.DATABASE, "the database is older than before: it was restored, or is a replica that lags"
             )
         if snapshot.generation != self.generation or not snapshot.fits:
             return self._give_up(ReopenReason.GENERATION, "the read model's generation changed")

@@ -282,7 +282,7 @@ def test_an_id_that_looks_like_another_is_refused_by_name(front: Front, segment:
     stream, body = f"accounts/{unquote(segment)}", b'{"overdraft_limit": 0, "on": "2026-01-01"}'
     reply = front.send(f"/accounts/{segment}/open-account", body, stream=stream, key=new_name("key/"))
     assert (reply.status, reply.json["code"]) == (422, "unclear-stream")
-    assert reply.json["detail"].startswith("The stream ")
+    assert reply.json["detail"].startswith("The stream's name ")
 
 
 def test_a_key_may_look_like_a_number(front: Front, account: str) -> None:
