@@ -39,7 +39,7 @@ class SourceDebited:
 
 @fact
 class TransferTimedOut:
-    """Given up while nobody knew whether the source would be debited. A debit that comes after it is refunded."""
+    """Given up while it was not known whether the source would be debited. A debit that comes after it is refunded."""
 
 
 @fact

@@ -1,4 +1,4 @@
-"""What `access.py` is written with: who asks, and the rows that an answer depends on.
+"""What `access.py` imports: the caller, and the rows that an answer depends on.
 
 def may_send(caller: Caller, stream: str, command: object) -> bool | Row
 def may_read(caller: Caller, view: str) -> bool | Rows
@@ -26,7 +26,7 @@ class BadAccess(SamefoldError):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: the token's subject, its roles, its scopes, and all its claims."""
+    """The caller: the token's subject, its roles, its scopes, and all its claims."""
 
     subject: str
     roles: frozenset[str] = frozenset()
@@ -40,7 +40,7 @@ class Rows:
     __slots__ = ("any_of",)
 
     def __init__(self, **columns: Any) -> None:
-        """Values are of the column's own type. With None there are no rows: one without a value belongs to nobody."""
+        """Values are of the column's own type. With None there are no rows: a row without a value has no owner."""
         if not columns:
             raise ValueError("Rows() names no column: return True for all rows")
         is_nobodys = any(value is None for value in columns.values())

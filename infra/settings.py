@@ -82,14 +82,14 @@ REMOVED: Final = {
     "statement_timeout_ms": "a statement may take 30 s",
     "task_memory_mb": "a task may use memory until 5 % is free; on a cluster spark.executor.pyspark.memory limits it",
 }
-"""Settings of earlier releases, and what holds now. A deployment that still has one is told at the start."""
+"""Settings of earlier releases, and what holds now. A process that still has one does not start; the error says why."""
 
 _CREDENTIALS = re.compile(r"://[^/@]*:[^@]*@|\?")
 """`user:password@` in a URL, or a query, which may be a signature."""
 
 Topic = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
 _ORIGIN = r"https?://[a-z0-9.\[\]:-]+"
-"""As browsers send it: no path, and in lower case. `*` is none: it would be anybody's page."""
+"""As browsers send it: no path, and in lower case. `*` is not allowed: it would be any page."""
 
 ENDPOINT_NAME = r"^[a-z0-9][a-z0-9_-]{0,62}$"
 EndpointName = Annotated[str, StringConstraints(pattern=ENDPOINT_NAME)]
@@ -170,7 +170,7 @@ class Settings(BaseSettings):
     database_url: SecretStr | None = Field(None, description="PostgreSQL: postgresql://… or a libpq conninfo string")
     database_url_file: Path | None = None
     idle_in_transaction_timeout_ms: int = Field(
-        10_000, ge=100, le=86_400_000, description="A frozen process must not keep its locks for longer than this"
+        10_000, ge=100, le=86_400_000, description="How long a frozen process may keep its locks"
     )
 
     commands_topic: Topic = Field("commands", description="The topic of commands")
@@ -178,17 +178,19 @@ class Settings(BaseSettings):
     policies_topic: Topic = Field("policies", description="The topic that records when policies were made live")
     public_topic: Topic = Field("public", description="The topic that the publisher writes for other teams")
     keys_topic: Topic = Field("keys", description="The topic of the keys of personal values, and of who is forgotten")
-    partitions: int = Field(8, ge=1, le=4096, description="Of both topics; cannot be changed once there is data")
+    partitions: int = Field(
+        8, ge=1, le=4096, description="Partitions of both topics; can't be changed once there is data"
+    )
     replication_factor: int = Field(
-        1, ge=1, le=9, description="Of all topics; 3 in production. Half of the replicas must acknowledge each record"
+        1, ge=1, le=9, description="Replicas of each topic; 3 in production. Half of them must acknowledge each record"
     )
     group_prefix: Topic = Field("samefold", description="What the names of consumer groups begin with")
     session_timeout_ms: int = Field(
-        10_000, ge=1_000, le=300_000, description="Until the group gives up a silent process"
+        10_000, ge=1_000, le=300_000, description="Until a consumer group removes a silent process"
     )
 
     decide_limit_s: float = Field(
-        10, ge=0.1, le=60, description="Until a decision, or a fold of one event into one view, is ended as too slow"
+        10, ge=0.1, le=60, description="Time limit of a decision, and of the fold of one event into one view"
     )
     run_ahead: int = Field(
         20_000, ge=1, description="Commits that a handler may be ahead of the read model, per partition"
@@ -205,9 +207,11 @@ class Settings(BaseSettings):
     api_connections: int = Field(
         8, ge=2, le=1_000, description="Most connections to PostgreSQL on which one API process reads for clients"
     )
-    api_wait_s: float = Field(10, gt=0, le=60, description="Until a command without an outcome is answered with 202")
+    api_wait_s: float = Field(
+        10, gt=0, le=60, description="How long a request waits for its outcome; then it is answered with 202"
+    )
     api_max_waiting: int = Field(
-        2_000, ge=1, description="Most callers that wait at once; others wait api_wait_s for a place, then get 429"
+        2_000, ge=1, description="Most requests that wait at once; others wait api_wait_s for a place, then get 429"
     )
     api_cors_origins: Annotated[str, StringConstraints(pattern=rf"^{_ORIGIN}(,{_ORIGIN})*$")] | None = Field(
         None, description="Pages whose scripts may read the answers: their origins, several with commas"
@@ -221,11 +225,11 @@ class Settings(BaseSettings):
     jwt_issuer: str | None = Field(None, description="The issuer of the tokens: exactly their iss")
     jwt_audience: str | None = Field(None, description="The audience of the tokens: their aud")
     jwt_keys: str | None = Field(
-        None, description="URL or file of the issuer's keys (JWKS); without it the issuer's own metadata tell where"
+        None, description="URL or file of the issuer's keys (JWKS); by default the URL in the issuer's metadata"
     )
     jwt_roles_claim: str = Field("roles", description="The claim with the caller's roles, like realm_access.roles")
     api_docs: bool | None = Field(
-        None, description="Whether /docs and /openapi.json are there; by default not with auth=jwt"
+        None, description="Whether the API serves /docs and /openapi.json; by default not with auth=jwt"
     )
 
     archive_url: str | None = Field(
@@ -252,10 +256,10 @@ class Settings(BaseSettings):
         None,
         ge=0,
         le=65_535,
-        description="Port of handlers' and agents' metrics; several that are started together take this port and the "
-        "following ones, one each; without it there are none. The API serves its metrics on its own port",
+        description="Port for metrics of handlers and agents. Processes that are started together take this port and the following "
+        "ones. Without it they serve no metrics. The API serves its metrics on its own port",
     )
-    metrics_host: str = Field("127.0.0.1", description="The address of that port")
+    metrics_host: str = Field("127.0.0.1", description="The address that this port listens on")
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_format: Literal["text", "json"] = "text"

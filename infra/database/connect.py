@@ -22,7 +22,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 STATEMENT_TIMEOUT_MS = 30_000
 """Of one SQL statement. Long ones set their own."""
 LOCK_TIMEOUT_MS = 5_000
-"""Half of what a frozen process may keep its locks for: who waits tries again."""
+"""Half of the time that a frozen process may keep its locks: a session that waits tries again."""
 
 
 class DatabaseUnavailable(SamefoldError):
@@ -172,7 +172,7 @@ BEGIN = """
 select pg_backend_pid(), count(set_config(name, value, false))
   from unnest(%(names)s::text[], %(values)s::text[]) t (name, value)
 """
-"""A session's first statement. Options at the start would do, but no pooler forwards them. A pooler tells another pid than this."""
+"""A session's first statement. Options at the start would do, but no pooler forwards them. A pooler reports another pid."""
 SESSION = {
     "DateStyle": "ISO, MDY",
     "TimeZone": "UTC",
@@ -283,7 +283,7 @@ def as_login(connection: Connection) -> Iterator[None]:
 
 
 def who(connection: Connection, pids: Sequence[int]) -> str:
-    """Who has these sessions, and since when. PostgreSQL tells state and time only to who may see them: pg_read_all_stats."""
+    """The users of these sessions, and since when. PostgreSQL shows state and time only to roles with pg_read_all_stats."""
     with as_login(connection):
         found = connection.execute(
             "select pid, application_name, usename, state, coalesce(xact_start, backend_start) from pg_stat_activity "

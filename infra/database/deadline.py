@@ -58,7 +58,7 @@ class Session(psycopg.AsyncConnection[Any]):
 class Pool(AsyncConnectionPool[Connection]):
     """A pool whose connections are lent for at most `seconds`; then their user gets psycopg.OperationalError.
 
-    Who gets none in time gets the error for which none could be made, if that is why.
+    A caller that gets none in time gets the error that prevented a new one, if there was one.
     """
 
     def __init__(self, *arguments: Any, seconds: float, **options: Any) -> None:

@@ -1,7 +1,7 @@
 """PostgreSQL's roles: an owner of all tables, one role for each kind of process, one for people (docs/database-roles.md).
 
 `script` makes them. Later tables and SQL views, of migrations and rebuilds, get the same owner and rights from `settle`, by their
-names. The roles' names begin with a prefix, which the owner's name tells.
+names. The roles' names begin with a prefix, which the owner's name contains.
 """
 
 import re
@@ -158,7 +158,7 @@ def set_password(connection: Connection, role: str, password: str) -> None:
 
 
 def _rights(prefix: str, roles: Iterable[str], relations: Iterable[_Relation]) -> Iterator[sql.Composed]:
-    """Nothing for anybody, and then what each role may."""
+    """Revokes all rights, then grants each role its own."""
     of_kind: dict[str, list[sql.Identifier]] = {}
     for one in relations:
         of_kind.setdefault(one.kind, []).append(sql.Identifier(one.name))

@@ -193,7 +193,7 @@ def ensure_public(settings: Settings, events: Topic) -> tuple[Topic, int]:
         raise TopicUnfit(
             f"'{name}' has {public.partitions} partitions and '{events.name}' {events.partitions}; "
             "an event and its public events need the same partition.",
-            f"Recreate '{name}' with {events.partitions} partitions; consumers must then start anew.",
+            f"Recreate '{name}' with {events.partitions} partitions; consumers must then start from the beginning.",
         )
     return public, int(_configs(admin, [name])[name]["max.message.bytes"])
 

@@ -58,7 +58,7 @@ def _text(event: Event) -> str:
 
 
 class Sparing(logging.Filter):
-    """Of what anybody may cause, lets so many warnings a second through; the next one tells how many it kept back."""
+    """Lets so many warnings a second through, of those that any client can cause; the next one says how many were left out."""
 
     def __init__(self, most: int) -> None:
         super().__init__()

@@ -116,12 +116,12 @@ PUBLISHER_STILL = _gauge(
 LAG_EVENTS = _gauge("lag_events", "Records of the log that an agent has not folded.", "agent", "partition")
 LAG_SECONDS = _gauge("lag_seconds", "How long the first of them has been waiting.", "agent", "partition")
 PARKED_STREAMS = _gauge("parked_streams", "Streams that a live view or a policy leaves out.", "view")
-VIEW_STOPPED = _gauge("view_stopped", "1 where a view has stopped at an event that it can't take.", "view")
-OUTBOX_OPEN = _gauge("outbox_open", "Wishes of a policy that have no end yet, without dead letters.", "policy")
+VIEW_STOPPED = _gauge("view_stopped", "1 where a view has stopped at an event that it can't fold.", "view")
+OUTBOX_OPEN = _gauge("outbox_open", "Wishes of a policy that have not ended, without dead letters.", "policy")
 OUTBOX_DEAD = _gauge("outbox_dead", "Dead letters of a policy.", "policy")
 OUTBOX_UNSENT_SECONDS = _gauge("outbox_unsent_seconds", "How long the oldest due wish has not been sent.", "policy")
 PROCESSES_STUCK = _gauge(
-    "processes_stuck", "Streams with a dead letter of a policy, or that it parked: they need a person.", "policy"
+    "processes_stuck", "Streams with a dead letter of a policy, or that it parked: they need an operator.", "policy"
 )
 READY = _gauge("ready", "Whether a check of /health/ready is passed: 1 or 0.", "check")
 
@@ -151,7 +151,7 @@ def serve(settings: Settings) -> None:
 
 
 class _Server(ThreadingMixIn, TCPServer):
-    """prometheus_client's own tells Python's version, and gives any number of clients a thread for as long as they like."""
+    """prometheus_client's own sends Python's version, and gives any number of clients a thread each, without a time limit."""
 
     daemon_threads = True
     allow_reuse_address = True

@@ -96,7 +96,7 @@ def _ended(who: str, name: str, error: BaseException | None) -> SamefoldError:
     if isinstance(error, SamefoldError):
         return error
     how = f"raised {type(error).__name__}: {error}" if error else "returned"
-    ended = PartEnded(f"'{name}' of {who}, which must go on as long as the process does, {how}.", AGAIN)
+    ended = PartEnded(f"'{name}' of {who}, which must run as long as the process, {how}.", AGAIN)
     ended.__cause__ = error
     return ended
 

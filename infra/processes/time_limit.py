@@ -1,9 +1,9 @@
 """A time limit for the author's functions: decisions, and the folds of views and policies.
 
-A timer's signal looks at the main thread's stack ten times within the limit, so a quick call costs nothing. A call that a *watched*
+A timer's signal checks the main thread's stack ten times within the limit, so a quick call costs nothing. A call that a *watched*
 function makes is logged when it lasts, then ended by `TooSlow`, raised where it stands. That is safe: it is pure, and the watched
 function, which is never interrupted itself, or its caller catches that. Where Python can't end it, the process ends, with all
-stacks in its log. Looks and the processor's time are counted: a process that was frozen ends nothing.
+stacks in its log. Checks and processor time are counted, not seconds: a freeze of the process ends no call.
 """
 
 import atexit
@@ -133,7 +133,7 @@ class _Watch:
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
         self._call: FrameType | None = None
-        """The call at the last look. As long as it is kept, no other frame is the same object."""
+        """The call at the last check. As long as it is kept, no other frame is the same object."""
         self._looks = 0
 
     def look(self, _signal: int, frame: FrameType | None) -> None:
@@ -158,7 +158,7 @@ class _Watch:
                 os.kill(os.getpid(), signal.SIGPROF)
 
     def _count(self, frame: FrameType | None) -> tuple[list[FrameType], FrameType | None]:
-        """Count a look at the call on this stack. Returns the call's frames, and the watched function's."""
+        """Count a check of the call on this stack. Returns the call's frames, and the watched function's."""
         stack: list[FrameType] = []
         while frame is not None and frame.f_code not in _watched:
             stack.append(frame)

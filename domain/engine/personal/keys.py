@@ -1,4 +1,4 @@
-"""The keys of subjects: a topic, whose copy in PostgreSQL is what is asked (docs/personal-data.md).
+"""The keys of subjects: a topic, and its copy in PostgreSQL, which processes query (docs/personal-data.md).
 
 A subject's key is made when a value of theirs is sealed for the first time. Of several, made at once, the one that stands first in
 the topic is used by all. A subject is forgotten by a record that compaction keeps for ever, so that a restored database meets it
@@ -413,13 +413,13 @@ def _require_same(topic: topics.Topic, topic_id: str, position: int) -> int:
     if topic_id != topic.id:
         raise topics.TopicChanged(
             f"Topic '{topic.name}' was recreated: its id is {topic.id}, but the database's keys are of {topic_id}.",
-            "Restore that topic: who is forgotten stands there, and keys that no database may have yet. A restored one has another "
-            "id: docs/personal-data.md, Backups, says how it is taken.",
+            "Restore that topic: it records who is forgotten, and has keys that no database may have yet. A restored "
+            "one has another id: docs/personal-data.md, Backups, says what to do.",
         )
     if topic.end[0] < position:
         raise topics.TopicChanged(
             f"Topic '{topic.name}' ends at {topic.end[0]}, but keys up to {position} were read from it.",
-            "It lost records: restore it. Who was forgotten in them would be known again to a restored database.",
+            "It lost records: restore it. A restored database would not know who was forgotten in them.",
         )
     return position
 
