@@ -210,8 +210,8 @@ def resume(
         if not found:
             raise NotHeld(
                 f"{'No policy' if policy is None else f'Policy {policy!r}'} waits for a decision.",
-                f"{_SEE} With a name and --yes, what that policy has not read yet, and its parked streams, make no posts of events "
-                "before the time either.",
+                f"{_SEE} With a name and --yes, that policy also makes no posts of older events that it has not read yet or "
+                "that are parked.",
             )
         [(user,)] = connection.execute(
             "with done as (update activations set posts_from = %s where policy = any(%s)) select current_user",
@@ -289,9 +289,9 @@ def remove(settings: Settings, name: str) -> Activation:
         ).fetchall()
         if wishes:
             raise WishesOpen(
-                f"Policy '{name}' has {wishes:,} wishes under way, which would get no end.",
+                f"Policy '{name}' has {wishes:,} wishes under way, which no process would complete.",
                 f"`samefold outbox list --policy {name}` shows them. Let its code run until they have ended, and drop "
-                "what has no end: dead letters, timers, posts that wait.",
+                "the others: dead letters, timers, waiting posts.",
             )
         if parked:
             raise WishesOpen(
@@ -369,7 +369,7 @@ def _locked(
         raise OldEventsLeft(
             f"Policy '{policy}' has not read all events that belong to its version {version}, in "
             f"{'partition' if len(left) == 1 else 'partitions'} {', '.join(map(str, left))}.",
-            f"Run the code with version {version} until it has; then this one.",
+            f"Run the code with version {version} until it has read them, then this code.",
         )
     return {partition: max(at, end.get(partition, at)) for partition, at in mine.items()}, known
 

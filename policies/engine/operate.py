@@ -321,8 +321,8 @@ def _require_dead(settings: Settings, idents: Sequence[str]) -> None:
 
 _NEVER_AGAIN = {
     DeadReason.INVALID_WISH: (
-        "no body was kept, as a value did not fit",
-        "Send yourself what is missing, then `samefold outbox drop ID`.",
+        "it has no body, because a value was invalid",
+        "Send the missing command yourself, then `samefold outbox drop ID`.",
     ),
     DeadReason.ID_REUSED: (  # a handler decides no id twice
         "another command had this id, and was decided",
@@ -345,7 +345,7 @@ class ProcessNow:
     since: datetime | None
     """Of the oldest thing that it waits for."""
     stuck: bool
-    """Whether it goes on only when a person does something."""
+    """Whether it goes on only when an operator acts."""
     waits: int
     first: list[dict[str, Any]]
     """The first ten things that it waits for, those that need a person before all others, each with `what` (unsent, timer, sent and

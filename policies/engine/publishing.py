@@ -237,7 +237,7 @@ class Lane:
             if topic.id != known:
                 raise topics.TopicChanged(
                     f"Topic '{topic.name}' was recreated: its id was {known} and is {topic.id}.",
-                    "Restore the old topic. To publish all events anew, use a new public topic (SAMEFOLD_PUBLIC_TOPIC) and "
+                    "Restore the old topic. To publish all events again, use a new public topic (SAMEFOLD_PUBLIC_TOPIC) and "
                     "delete the publisher's group, while no publisher runs.",
                 )
         if position.version > work.publication.version:
@@ -270,7 +270,7 @@ class Lane:
             raise PositionUnknown(
                 f"The publisher's group has no offset for {work.events.name}[{self.partition}], and no record of "
                 f"{public.name}[{self.partition}] holds a position: its records expired.",
-                "Nothing was published twice. To publish all events anew, use a new public topic (SAMEFOLD_PUBLIC_TOPIC).",
+                "Nothing was published twice. To publish all events again, use a new public topic (SAMEFOLD_PUBLIC_TOPIC).",
             )
         return None
 

@@ -134,7 +134,7 @@ class Webhooks:
         return self.clock() or datetime.now(UTC)
 
     def kick(self) -> None:
-        """Look for posts now: there are new ones. Any thread may call this."""
+        """Check for posts now: there are new ones. Any thread may call this."""
         if loop := self._loop:
             with suppress(RuntimeError):  # the loop has ended
                 for wake in self._wakes:

@@ -134,7 +134,7 @@ def drop(
         operate.require_known(settings, policy)
     if total and not yes:
         if idents == ["-"]:
-            raise typer.BadParameter("the ids come from standard input, which can't be asked then: add --yes")
+            raise typer.BadParameter("the ids come from standard input, so the command can't ask: add --yes")
         many = f"{total:,} wishes{' or more' if which.ids is None and total >= operate.COUNTED else ''}"
         what = many if total > SHOWN else ", ".join(one.id for one in found)
         typer.confirm(f"Drop {what}?{_lost(found, all_of_it=total > len(found))}", abort=True, err=True)
@@ -150,14 +150,14 @@ def _lost(found: list[WishNow], *, all_of_it: bool) -> str:
         streams = (
             "their streams" if all_of_it else ", ".join(sorted({str(one.stream) for one in found if one.has_follow_up}))
         )
-        lost += f" {streams} will wait for an outcome in vain: no follow-up is sent."
+        lost += f" No outcome will come for {streams}: no follow-up is sent."
     if all_of_it or any(one.state in ("sent", "unsent") for one in found):
         lost += (
-            " What was sent, or is just being sent, may be decided or taken nevertheless. A command stays, as `dropped`, "
-            "until its outcome has come; dropped once more, it is gone at once."
+            " A wish that was sent, or is just being sent, may still be decided or delivered. A command stays as `dropped` until "
+            "its outcome has come; drop it once more to delete it at once."
         )
     if all_of_it or any(one.state == "outcome" for one in found):
-        lost += " If the wish of an outcome is read later, it will wait for the outcome in vain."
+        lost += " If the wish of a dropped outcome is read later, it waits for ever."
     return lost
 
 

@@ -438,7 +438,7 @@ BAD = {
 def test_what_can_not_be_sent_whatever_the_values_stops_the_policy_by_name(make: Make, bad: str) -> None:
     react, why = BAD[bad]
     agent = make(policy(react))
-    with pytest.raises(PoisonEvent, match="Policy 'saving' can't take event 1 of accounts/a") as stopped:
+    with pytest.raises(PoisonEvent, match="Policy 'saving' can't react to event 1 of accounts/a") as stopped:
         agent.apply({0: deposited()})
     assert why in stopped.value.message
     assert "policies/saving.py" in stopped.value.hint
@@ -477,7 +477,7 @@ def test_what_a_value_makes_unsendable_is_a_dead_letter_and_the_policy_goes_on(m
     assert all(row["dead"].startswith("invalid-wish: ") and why in row["dead"] for row in dead)
     assert EMOJI not in str(dead)
     assert len(rows) == len(dead) * (2 if react is late else 1)
-    with pytest.raises(NotDead, match="no body was kept"):
+    with pytest.raises(NotDead, match="it has no body"):
         retry(agent.world, Which(ids=[dead[0]["id"]]))
 
 
