@@ -97,7 +97,7 @@ def fetch(name: str, folder: Path, dependencies: tuple[tuple[str, str, str, str]
     if done.returncode:
         said = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
         raise JarsMissing(
-            f"Ivy could not fetch the jars for {name}:\n{said}", "Is the network there? Run `make setup` again."
+            f"Ivy could not fetch the jars for {name}:\n{said}", "Check the network, and run `make setup` again."
         )
     shutil.rmtree(home)
     return {jar.name: hashlib.sha256(jar.read_bytes()).hexdigest() for jar in sorted(folder.glob("*.jar"))}

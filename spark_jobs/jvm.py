@@ -57,9 +57,7 @@ def jvm(conf: Mapping[str, str]) -> Iterator[Output]:
         )
     except OSError as error:
         Path(folder).rmdir()
-        raise SparkUnavailable(
-            f"Spark can't be started: {error}.", "Is SPARK_HOME right? It is best not set."
-        ) from error
+        raise SparkUnavailable(f"Spark can't be started: {error}.", "Unset SPARK_HOME, or correct it.") from error
     output, gateway = Output(process), None
     try:
         gateway = _gateway(process, port_file, output)

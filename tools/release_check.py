@@ -195,7 +195,7 @@ def _gone(context: Context, kind: Kind, name: str, versions: Mapping[str, Any], 
     union = "Event" if kind == "events" else "Command"
     holds, unless = {
         "events": ("the log may hold it", "it was never stored"),
-        "commands": ("one may be on its way", "nobody sends it any more"),
+        "commands": ("one may be on its way", "no client sends it any more"),
     }[kind]
     heir = heirs[0].__name__ if len(heirs) == 1 else "the new class"
     return Refusal(
@@ -230,7 +230,7 @@ def _check_fact(context: Context, kind: Kind, fact: type, versions: Mapping[str,
     for stored, one in golden_bodies({name: versions}):
         try:
             first, second = (read_released(context, kind, stored, storable.encode(one["body"])) for _ in "12")
-            why = "" if first == second else "its upcasters make another thing of a body of it each time"
+            why = "" if first == second else "its upcasters return a different body each time"
         except Exception as error:
             if isinstance(error, ValidationError) and all("no time zone" in one["msg"] for one in error.errors()):
                 continue  # a command that the handlers of the release before refuse, too
@@ -256,7 +256,7 @@ def _changed(what: str, fact: type, kind: Kind, version: int, was: Any, now: Any
         f"with `{UPCASTER_IMPORT}`,\n"
         f"@upcaster({fact.__name__}, {version})\n"
         f"def {step}_{version}(body: Body) -> Body:\n"
-        f"    return body  # made what version {version + 1} has",
+        f"    return body  # change it to version {version + 1}",
     )
 
 
@@ -294,11 +294,11 @@ def _check_views(
             made, recorded = results(view, context, record["events"]), was.get("results", "")
             older = _other_states(context, record["events"]) if view.kind is ViewKind.SNAPSHOT and not recorded else []
             if older:
-                why = f"it makes something else of {older[0]} than the release did"
+                why = f"its result for {older[0]} differs from the release's"
             elif len(made) != len(recorded):
-                report.tell("what states, views and policies make of events is not in the record yet")
+                report.tell("the results of states, views and policies are not in the record yet")
             elif differs := [event for (event, digit), old in zip(made, recorded, strict=True) if digit != old]:
-                why = f"it makes something else of {differs[0]} than the release did"
+                why = f"its result for {differs[0]} differs from the release's"
         if why:
             report.refuse(Refusal(what, (why,), _raise(view, context.name, last + 1)))
 

@@ -19,7 +19,7 @@ from tools.terminal import Output, Stages, Text, plain, show, stderr
 
 
 def rebuild(
-    views: Annotated[list[str] | None, typer.Argument(help="Views; without, all that this code needs.")] = None,
+    views: Annotated[list[str] | None, typer.Argument(help="Views; by default all that this code needs.")] = None,
     as_of: Annotated[
         str | None,
         typer.Option(
@@ -52,7 +52,7 @@ def rebuild(
                 past = look_back(Settings(), chosen, moment, engine_for=engines, progress=stages)
         except KeyboardInterrupt:
             raise Interrupted(
-                "Interrupted. What was built of the past is given up.", "Nothing else was touched."
+                "Interrupted. The unfinished table of the past was abandoned.", "Nothing else was touched."
             ) from None
         show(plain(past) | {"engine_because": why[-1] if why else None}, _past, as_json=as_json)
         return
@@ -128,7 +128,7 @@ def _filled(found: dict[str, Any]) -> Output:
     if found["engine_because"]:
         yield found["engine_because"]
     for view, count in sorted(found["parked"].items()):
-        left_out = Text(f"{view} leaves out {count:,} streams, each from an event on that it can't take", "yellow")
+        left_out = Text(f"{view} leaves out {count:,} streams, each from an event on that it can't fold", "yellow")
         yield left_out.append(": `samefold parked list` says why", "default")
     if found["load_ms"]:
         rate = found["events"] / (found["load_ms"] / 1000)

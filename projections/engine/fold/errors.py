@@ -47,9 +47,10 @@ class PoisonEvent(EngineStop):
         self, view: str, stream: str, version: int, *, partition: int, offset: int, cause: BaseException | str
     ) -> None:
         what = cause if isinstance(cause, str) else in_words(cause)
-        who = f"Policy '{view.removeprefix(POLICY)}'" if view.startswith(POLICY) else f"View '{view}'"
+        policy = view.startswith(POLICY)
+        who = f"Policy '{view.removeprefix(POLICY)}' can't react to" if policy else f"View '{view}' can't fold"
         super().__init__(
-            f"{who} can't take event {version} of {stream} (partition {partition}, offset {offset}): {what.rstrip('.')}.",
+            f"{who} event {version} of {stream} (partition {partition}, offset {offset}): {what.rstrip('.')}.",
             _poison_hint(view, self.way_out),
             partition=partition,
             offset=offset,
@@ -65,7 +66,7 @@ class TooSlowFold(PoisonEvent):
 
     code: ClassVar[str] = "too-slow"
     way_out: ClassVar[str] = (
-        "It never parks. Where it is right to be slow, raise SAMEFOLD_DECIDE_LIMIT_S and "
+        "It never parks. If it has to be slow, raise SAMEFOLD_DECIDE_LIMIT_S and "
         "SAMEFOLD_IDLE_IN_TRANSACTION_TIMEOUT_MS."
     )
 
@@ -73,7 +74,7 @@ class TooSlowFold(PoisonEvent):
 class EndedTheAgent(PoisonEvent):
     """A view's function ended each process that folded the event: a crash in native code, or no memory. It never parks."""
 
-    way_out: ClassVar[str] = "It never parks. A command that folds it, like `samefold views resume`, is ended as well."
+    way_out: ClassVar[str] = "It never parks. A command that folds it, like `samefold views resume`, ends, too."
 
 
 def poison(view: str, at: At, error: BaseException) -> PoisonEvent:
@@ -120,7 +121,7 @@ class OutOfStep(EngineStop):
 
     def __init__(self, stream: str, has: int, wanted: int, *, partition: int, offset: int) -> None:
         super().__init__(
-            f"{stream} stands at version {has} in the database, but the commit at partition {partition}, offset "
+            f"{stream} is at version {has} in the database, but the commit at partition {partition}, offset "
             f"{offset} follows version {wanted}.",
             "Rows were changed by hand, or restored without their positions. Run `samefold rebuild` to recreate them.",
             partition=partition,

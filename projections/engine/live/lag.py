@@ -18,7 +18,7 @@ from projections.engine.views.view import POLICY
 GAP_S = 5.0
 """After a longer pause between two observations, it is unknown whether a position moved."""
 KEPT = 1_000
-"""Ends remembered per partition. Beyond it every second one is dropped, so the lag looks at most one step younger."""
+"""Ends remembered per partition. Beyond it every second one is dropped, so the lag appears at most one step younger."""
 
 
 class PartitionLag(NamedTuple):

@@ -1,4 +1,4 @@
-"""Stopping a view: it leaves its agent at an event that it can't take, and the agent goes on without it.
+"""Stopping a view: it leaves its agent at an event that it can't fold, and the agent goes on without it.
 
 To stop is a switch that removes the view: one transaction locks all of the agent's positions, keeps them with the view's table,
 takes the view out of the live set, and sets a new generation. From then on the table is an old build, whose rows are the fold of
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def stop_view(connection: Connection, positions: Positions, poison: PoisonEvent) -> None:
-    """Stop the view that can't take an event, if the agent is still right before it, at positions of this generation.
+    """Stop the view that can't fold an event, if the agent is still right before it, at positions of this generation.
 
     If not, another process has moved or switched meanwhile: it may have better code, so nothing is changed. `connection` is in
     autocommit mode. Raises psycopg.Error.

@@ -50,7 +50,7 @@ ATTEMPTS = 3
 READING = "(reading)"
 """In place of a view's name, while a record is read."""
 _ONE_AT_A_TIME = threading.Lock()
-"""For the attempts of all workers of this process: where one ends it, no other is under way and looks guilty.
+"""For the attempts of all workers of this process: where one ends it, no other is under way and suspected.
 
 A later batch of another partition may end the process during an attempt. But the next process begins with that batch, as an attempt
 of its own. So a view that is folded alone meanwhile is not suspected three times at one event.

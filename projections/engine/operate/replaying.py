@@ -121,7 +121,8 @@ class _Replay:
             if (one.table, one.stream) == (live.table, self.stream):
                 return one, positions
         raise NotParked(
-            f"Stream {self.stream} is not parked in view '{self.view.name}'.", "`samefold parked list` shows what is."
+            f"Stream {self.stream} is not parked in view '{self.view.name}'.",
+            "`samefold parked list` shows those that are.",
         )
 
     def _read_to(self, partition: int, end: Reading) -> None:

@@ -166,7 +166,7 @@ def _limits(settings: Settings, topic: Topic, connection: Connection) -> Iterato
         )
     agents = f"select partition, next_offset, agent from positions where topic = %s and agent in {AGENTS}"  # noqa: S608
     for partition, offset, agent in connection.execute(agents, (topic.name,)).fetchall():
-        yield partition, Limit(offset, f"agent '{agent}', which goes on there")
+        yield partition, Limit(offset, f"agent '{agent}', which continues there")
     for build in builds_of(connection):
         if build.state in FILLING and by_whom(connection, claim_of(build)):
             for partition in topic.end:

@@ -51,7 +51,7 @@ class Difference:
     """One difference between the database and the fold of the log.
 
     `missing`: a row that readers should see; `extra`: one they should not; `changed`: other values; `position`: a position that
-    the log does not lead to; `poison`: an event that the fold can't take and that is not recorded as parked.
+    the log does not lead to; `poison`: an event that the view can't fold and that is not recorded as parked.
     """
 
     view: str
@@ -151,7 +151,7 @@ def _live_tables(settings: Settings, agent: str, views: Mapping[str, View]) -> t
     found = positions.live_set if positions else {}
     if wrong := [name for name, view in views.items() if found.get(name) != view.version]:
         raise NotLive(
-            f"What is live of {', '.join(wrong)} is not what this code has.",
+            f"What is live of {', '.join(wrong)} is not this code's version.",
             "Run verify with the code that is live (`samefold views`), or `samefold rebuild` to make this code's live.",
         )
     assert positions is not None, "there is no agent without views"

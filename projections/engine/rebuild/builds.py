@@ -405,7 +405,7 @@ def droppable(settings: Settings, view: str, which: str) -> list[Build]:
         there = ", ".join(f"{table} is {state}" for table, state in states.items())
         raise NotDroppable(
             f"View '{view}' has no table {which} that could be dropped{f': {there}' if there else ''}.",
-            "Old and abandoned tables can be, by version or name, others that are not live by name: `samefold views` lists them.",
+            "Drop old and abandoned tables by version or name, others that are not live by name: `samefold views` lists them.",
         )
     return found
 
@@ -422,7 +422,7 @@ def drop_tables(settings: Settings, builds: Sequence[Build], view: View | None) 
     with builder(settings, "views drop") as connection:
         for build in past:
             if not try_claim(connection, str(build.id)):
-                raise BuildAlive(f"{build.table} is still being made.", "Wait until it is ready, or end what makes it.")
+                raise BuildAlive(f"{build.table} is still being made.", "Wait until it is ready, or end its process.")
         for name in sorted({build.view for build in left}):
             claim(connection, name)
         with connection.transaction():

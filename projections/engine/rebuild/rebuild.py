@@ -173,7 +173,7 @@ def resume(
 
     By default all that can be: those of this code, in their version, but journals, whose rows need the states of then.
 
-    Raises NotStopped, PoisonEvent where this code can't take the event either, and what `go_to` raises.
+    Raises NotStopped, PoisonEvent where this code can't fold the event either, and what `go_to` raises.
     """
     with session(settings, "samefold views") as connection:
         stopped = {one.view: one.version for one in stopped_views(connection)}

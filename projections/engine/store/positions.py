@@ -52,7 +52,7 @@ class Positions:
     """The views that a batch folds."""
     blocked: Blocked
     stopped: Mapping[str, int] = field(default_factory=dict)
-    """The versions of views that met an event they can't take, and are not folded until they are resumed."""
+    """The versions of views that met an event they can't fold, and are not folded until they are resumed."""
     attempts: Mapping[int, Attempt] = field(default_factory=dict)
     """By partition, the last one."""
 

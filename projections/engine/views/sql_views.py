@@ -57,7 +57,7 @@ def replace_sql_view(
             if time.monotonic() > deadline:
                 raise ViewInUse(
                     f"The SQL view '{view}' was locked for {wait_s:.0f} s by {_lockers(connection, view)}.",
-                    "End what they do (`select pg_terminate_backend(…)`), and run the command again. A table that a rebuild has "
+                    "End these sessions (`select pg_terminate_backend(…)`), and run the command again. A table that a rebuild has "
                     f"finished is kept: `samefold switch {view}` does the rest, and waits longer with `--wait SECONDS`.",
                 ) from error
             time.sleep(PAUSE_S)

@@ -126,7 +126,7 @@ class View:
 
     @property
     def stops_alone(self) -> bool:
-        """Whether its agent goes on without it where it can't take an event, or park. Commands are decided on the others."""
+        """Whether its agent goes on without it where it can't fold an event, nor park it. Commands are decided on the others."""
         return self.on_poison != "stop-agent" and self.kind in (Kind.ENTITY, Kind.JOURNAL, Kind.SUMMARY)
 
 

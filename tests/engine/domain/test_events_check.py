@@ -465,7 +465,7 @@ CASES = {
             ),
             ("\n\n@fact\nclass Person:", "\nSEEN: list[int] = []\n\n\n@fact\nclass Person:"),
         ],
-        "rooms.RoomBooked: its upcasters make another thing of a body of it each time",
+        "rooms.RoomBooked: its upcasters return a different body each time",
         lambda tree, said: tree.write(DOMAIN, ("len(SEEN)", "1")),
     ),
     **{
@@ -485,35 +485,35 @@ CASES = {
     ),
     "another evolve": Case(
         [("state.times + 1", "state.times + 2")],
-        "view streams_rooms: it makes something else of RoomBooked than the release did",
+        "view streams_rooms: its result for RoomBooked differs from the release's",
         raised,
     ),
     "another evolve, of later events only": Case(
         [("isinstance(event, RoomBooked), ", "isinstance(event, RoomBooked) or state.times > 3, ")],
-        "view streams_rooms: it makes something else of RoomFreed than the release did",
+        "view streams_rooms: its result for RoomFreed differs from the release's",
         raised,
     ),
     "a view that folds one event otherwise": Case(
         [("+ 1)", "+ (1 if hasattr(event, 'nights') else 2))")],
-        "view room_use: it makes something else of RoomFreed than the release did",
+        "view room_use: its result for RoomFreed differs from the release's",
         raised,
         USE,
     ),
     "a view that stops where it did not": Case(
         [("+ 1)", "+ (1 if hasattr(event, 'nights') else 1 // 0))")],
-        "view room_use: it makes something else of RoomFreed than the release did",
+        "view room_use: its result for RoomFreed differs from the release's",
         raised,
         USE,
     ),
     "a policy that wishes otherwise": Case(
         [("days=1", "hours=1")],
-        "policy nights: it makes something else of RoomBooked than the release did",
+        "policy nights: its result for RoomBooked differs from the release's",
         raised,
         NIGHTS,
     ),
     "a policy that reacts to another event, too": Case(
         [('if hasattr(event, "extras")', "if True"), ("event.extras", "getattr(event, 'extras', ())")],
-        "policy nights: it makes something else of RoomFreed than the release did",
+        "policy nights: its result for RoomFreed differs from the release's",
         raised,
         NIGHTS,
     ),
@@ -721,13 +721,13 @@ def test_a_record_of_before_gets_the_results_with_the_next_release(hotel: Tree) 
     golden["state"] = {"taken": True, "times": 7}
     hotel.record.write_text(json.dumps(record))
     [refused] = hotel.report(code=1)["refused"]
-    assert "it makes something else of RoomFreed than the release did" in str(refused), "its states were recorded, too"
+    assert "its result for RoomFreed differs from the release's" in str(refused), "its states were recorded, too"
     golden["state"] = {"taken": False, "times": 1}
     hotel.record.write_text(json.dumps(record))
     hotel.write(USE, ("+ 1)", "+ 2)"))
     report = hotel.report()
     assert report["news"] == [
-        "what states, views and policies make of events is not in the record yet",
+        "the results of states, views and policies are not in the record yet",
         "policy nights is not in the record yet",
     ]
     assert report["steps"] == [RELEASE, "the processes of this release, in any order"]

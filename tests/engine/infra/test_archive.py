@@ -388,7 +388,7 @@ def test_trim_never_goes_beyond_the_slowest_agent_or_the_archive(bank: Bookkeepe
     assert cut_of(world) == (0, "the archive, which ends there")
     bank.life(ACCOUNTS, 3)
     archive_log(world)
-    assert cut_of(world) == (at, "agent 'core', which goes on there")
+    assert cut_of(world) == (at, "agent 'core', which continues there")
     fold_all(world)
     archived, _ = cut_of(world)
     assert archived > at

@@ -111,7 +111,7 @@ def test_ends_at_changing_moments_stop_no_view(world: Settings, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("before", "said"),
     [
-        (STATES, "stops: ended-the-agent: View 'streams_accounts' can't take event 1 of accounts/a "),
+        (STATES, "stops: ended-the-agent: View 'streams_accounts' can't fold event 1 of accounts/a "),
         (EVENT, "stops: unreadable-event: AccountOpened of accounts/a can't be read (partition "),
     ],
 )
@@ -141,7 +141,7 @@ def test_a_policy_that_ends_its_process_holds_one_partition_until_it_can_go_on(w
         until(lambda: rows(world, "select 1 from positions where agent = 'policy_forward'"), "it is live")
         send(world, open_account("a"), *(deposit("a", f"a{number}", 1) for number in range(3)))
         file = tmp_path / f"{crew.policies[0].name}.log"
-        said = "ended-the-agent: Policy 'forward' can't take event 3 of accounts/a "
+        said = "ended-the-agent: Policy 'forward' can't react to event 3 of accounts/a "
         until(lambda: file.exists() and said in file.read_text(), "it says which")
         send(world, open_account(other), deposit(other, "b0", 1))
         until(lambda: (decided("a"), decided(other)) == ({"accounts/a-2"}, {f"accounts/{other}-2"}), "others go on")

@@ -206,7 +206,7 @@ def test_a_deadlock_is_tried_again(bench: Bench) -> None:
 @pytest.mark.parametrize("event", [filled(1, "fail"), filled(99, "too large"), filled(1, "another key")])
 def test_poison_stops_with_nothing_written(bench: Bench, event: EventRecord) -> None:
     before = bench.everything()
-    with pytest.raises(PoisonEvent, match="View 'purses' can't take event 1 of purse/b"):
+    with pytest.raises(PoisonEvent, match="View 'purses' can't fold event 1 of purse/b"):
         bench.apply(bench.batch(0, ("a", [filled(1)]), ("b", [event]), ("c", [filled(1)])))
     assert bench.everything() == before
 

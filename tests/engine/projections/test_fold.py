@@ -272,7 +272,7 @@ def test_a_state_that_is_not_the_one_before_the_commit_stops_everything() -> Non
     plan = plan_of(views(purses=PURSES))
     held = RowCache(plan)
     held.rows["streams_purse"]["purse/a"] = (4, State(1))
-    with pytest.raises(OutOfStep, match="stands at version 4"):
+    with pytest.raises(OutOfStep, match="is at version 4"):
         fold_all(plan, history(("a", [filled(1)])), held)
 
 

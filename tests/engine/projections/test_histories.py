@@ -82,15 +82,15 @@ WRONG = {
         ROW.format("Key[int]")
         + KEY.format("getattr(event, 'note', ''), event.cents")
         + EVOLVE.format("note", "cents", "None"),
-        r"'purses' can't take .* must begin with `at\.id`.* Filled: \{\"cents.*new-view\.md",
+        r"'purses' can't fold .* must begin with `at\.id`.* Filled: \{\"cents.*new-view\.md",
     ),
     "a time without its zone": (
         ROW.format("datetime") + EVOLVE.format("at.id", "datetime(2026, 1, 1)", "None"),
-        r"'purses' can't take .* column 'cents' .* has no time zone.* Filled: \{\"cents",
+        r"'purses' can't fold .* column 'cents' .* has no time zone.* Filled: \{\"cents",
     ),
     "an exception at an event": (
         ROW.format("int") + EVOLVE.format("at.id", "cents", "1 / 0"),
-        r"'purses' can't take .*ZeroDivisionError.* Spent: \{\"cents",
+        r"'purses' can't fold .*ZeroDivisionError.* Spent: \{\"cents",
     ),
     "an exception, where the view parks": (
         'ON_POISON = "park"\n' + ROW.format("int") + EVOLVE.format("at.id", "cents", "1 / 0"),
@@ -102,7 +102,7 @@ WRONG = {
     ),
     "a fold that never ends": (
         ROW.format("int") + EVOLVE.format("at.id", "all(True for _ in iter(int, 1))", "None"),
-        r"'purses' can't take .*too-slow.* Filled: \{\"cents",
+        r"'purses' can't fold .*too-slow.* Filled: \{\"cents",
     ),
     "a memory of its own": (
         "SEEN: list[str] = []\n" + ROW.format("int") + EVOLVE.format("at.id", "len(SEEN.append('') or SEEN)", "None"),
@@ -180,7 +180,7 @@ def test_what_can_not_be_published_is_found() -> None:
 @pytest.mark.parametrize(
     ("wish", "found"),
     [
-        (7, r"Policy 'reminders' can't take .* neither a Send nor a Post.* Spent: \{"),
+        (7, r"Policy 'reminders' can't react to .* neither a Send nor a Post.* Spent: \{"),
         (
             Post("no name", {}),
             r"policy_reminders wishes at event \d+ of purse/\S+ what .* invalid-wish: .* this Spent: \{.*Bound the values",

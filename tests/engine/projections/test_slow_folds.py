@@ -39,7 +39,7 @@ def test_a_view_that_does_not_end_at_an_event_stops_there_alone_and_never_parks(
     resume = [sys.executable, "-c", "from tools.cli import main; main()", "views", "resume", "balances"]
     environment = {**os.environ, **tree.environment(code), **world.environment(), "SAMEFOLD_DECIDE_LIMIT_S": "1"}
     again = subprocess.run(resume, env=environment, capture_output=True, text=True, check=False)
-    assert (again.returncode, "too-slow: View 'balances' can't take event 3" in again.stderr) == (1, True), again
+    assert (again.returncode, "too-slow: View 'balances' can't fold event 3" in again.stderr) == (1, True), again
 
 
 @pytest.mark.slow
