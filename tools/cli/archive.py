@@ -116,8 +116,8 @@ def trim(
     topic, cuts = plan_trim(settings, before=before and before.replace(tzinfo=before.tzinfo or UTC), keep=keep)
     asked = [cut for cut in cuts if cut.records]
     for cut in () if as_json else cuts:
-        what = f"[{cut.first:,}, {cut.to:,}) can go" if cut.records else "nothing can go"
-        why = f"; held by {cut.held}" if cut.held else ""
+        what = f"[{cut.first:,}, {cut.to:,}) can be deleted" if cut.records else "nothing can be deleted"
+        why = f"; limited by {cut.held}" if cut.held else ""
         stdout.print(f"{topic.name}[{cut.partition}]: {what}{why}", soft_wrap=True, markup=False)
     if asked and not yes:
         typer.confirm(f"Delete {sum(cut.records for cut in asked):,} records from Kafka?", abort=True, err=True)

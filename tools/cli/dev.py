@@ -21,7 +21,7 @@ from tools.terminal import Output, show
 
 
 class AlreadyRunning(SamefoldError):
-    """Another `samefold dev run` has this data folder, or it or another program the API's port."""
+    """Another `samefold dev run` uses this data folder, or another program the API's port."""
 
 
 class OtherServices(SamefoldError):
@@ -139,8 +139,8 @@ def reset(yes: Yes = False) -> None:
 
 @app.command()
 def token(
-    subject: Annotated[str, typer.Option(help="Whom the token names.")],
-    role: Annotated[list[str] | None, typer.Option(help="A role of theirs; may be repeated.")] = None,
+    subject: Annotated[str, typer.Option(help="The token's subject.")],
+    role: Annotated[list[str] | None, typer.Option(help="A role of the subject; may be repeated.")] = None,
     scope: Annotated[list[str] | None, typer.Option(help="A scope, like metrics; may be repeated.")] = None,
     minutes: Annotated[float, typer.Option(min=0.1, max=525_600, help="How long it is valid.")] = 60,
 ) -> None:

@@ -13,14 +13,14 @@ from tools.terminal import show
 
 def forget(
     subject: Annotated[
-        str, typer.Argument(help="Whom: a stream's name, or what a SubjectId names.", show_default=False)
+        str, typer.Argument(help="The subject: a stream's name, or the value of a SubjectId.", show_default=False)
     ],
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Destroy the keys of a subject: whoever shows their personal values shows the fallback from now on. Final.
+    """Destroy the keys of a subject: from now on the fallback is shown in place of its personal values. Final.
 
-    Safe to run again. A subject without keys is forgotten too: nothing personal can be written about them any more.
+    Safe to run again. A subject without keys is forgotten too: no personal values can be written for it any more.
     """
     settings = Settings()
     require_subject(subject)

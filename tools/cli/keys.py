@@ -18,9 +18,7 @@ app = new_app(__doc__, no_args_is_help=True)
 
 @app.command()
 def new(
-    name: Annotated[
-        str | None, typer.Option(help="What keys will name it by; by default today's date and a random part.")
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="The key's name; by default today's date and a random part.")] = None,
 ) -> None:
     """Print a line with a new master key, for the file that SAMEFOLD_MASTER_KEY_FILE names. It is written nowhere else."""
     typer.echo(new_line(name or f"{datetime.now(UTC):%Y-%m-%d}-{token_hex(2)}"))

@@ -23,7 +23,9 @@ app = new_app(__doc__, no_args_is_help=True)
 
 @app.command("list")
 def list_(
-    dropped: Annotated[bool, typer.Option("--dropped", help="The events that were left out for good instead.")] = False,
+    dropped: Annotated[
+        bool, typer.Option("--dropped", help="Show the events that were left out for good instead.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """All parked streams of tables that are live."""
@@ -62,7 +64,9 @@ def show(view: ViewName, stream: StreamName, as_json: Json = False) -> None:
         positions = read_positions(connection, _view(view).agent, settings.events_topic)
     one = parked.get((view, stream))
     if one is None or positions is None:
-        raise NotParked(f"Stream {stream} is not parked in view '{view}'.", "`samefold parked list` shows what is.")
+        raise NotParked(
+            f"Stream {stream} is not parked in view '{view}'.", "`samefold parked list` shows those that are."
+        )
     found = parked_events(settings, one, positions.readings[one.partition])
     events = [{"version": version, "type": kind, "data": json.loads(data)} for version, kind, data in found]
 

@@ -119,8 +119,8 @@ def _hint(one: PolicyNow) -> str:
     needs = f"Run the code with {' and '.join(f'v{version}' for version in one.needs)} until its events have been read"
     return {
         "new-database": f"{NewDatabase(one.name)}",
-        "switching": f"A switch is under way. If it was killed, any worker of the policy ends it, and so does {switching}.",
-        "new": f"It is held: no event makes it react before {switching}.",
+        "switching": f"A switch is under way. If it was killed, any worker of the policy completes it, and so does {switching}.",
+        "new": f"It is held: it reacts to no event before {switching}.",
         "removed": f"It is held: it was removed. {switching} lets it react again, from that moment on.",
         "other-version": f"v{one.code} is held. {switching} with this code makes it live, from that moment on. {needs}.",
         "old-events": f"{needs}; then v{one.live} goes on.",

@@ -12,7 +12,7 @@ from tools.terminal import Output, show, table
 
 def processes(
     policy: Annotated[str | None, typer.Option(help="Of this policy only.")] = None,
-    stuck: Annotated[bool, typer.Option("--stuck", help="Only what goes on when a person does something.")] = False,
+    stuck: Annotated[bool, typer.Option("--stuck", help="Only those that need an operator.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="Show so many, the oldest ones.")] = 100,
     as_json: Json = False,
 ) -> None:
@@ -32,7 +32,7 @@ def processes(
         if len(found) == limit:
             yield "There may be more: --limit"
         if any(one.stuck for one in found):
-            yield "`samefold outbox retry ID` or `drop ID` for what is dead, `samefold parked show VIEW STREAM` for what is parked."
+            yield "Dead letters: `samefold outbox retry ID` or `drop ID`. Parked streams: `samefold parked show VIEW STREAM`."
 
     show({"processes": found}, text, as_json=as_json)
 

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 app = new_app(__doc__, no_args_is_help=True)
 
 
-IDLE = "nothing runs until there is one and this is started again."
+IDLE = "nothing runs until you write one and start this again."
 """Not an error: a container that ended would be started again and again."""
 
 Count = Annotated[int, typer.Option("--count", "-n", min=1, max=64, help="How many processes.")]
@@ -58,9 +58,9 @@ def handler(count: Count = 1, name: Name = "", metrics_port: MetricsPort = None)
 def agent(
     count: Count = 1,
     name: Name = "",
-    agent: Annotated[str, typer.Option("--agent", help="The group of views to keep.")] = "core",
+    agent: Annotated[str, typer.Option("--agent", help="The agent, which is a group of views.")] = "core",
     on: Annotated[
-        Literal["faust", "spark"], typer.Option(help="What runs it; they may take over from each other at any moment.")
+        Literal["faust", "spark"], typer.Option(help="What runs the agent; either may take over at any moment.")
     ] = "faust",
     master: Annotated[str, typer.Option(help="Spark's master, for `--on spark`.")] = "local[*,4]",
     metrics_port: MetricsPort = None,
@@ -95,7 +95,7 @@ def publisher(name: Name = "", metrics_port: MetricsPort = None) -> None:
     """Run the publisher: it writes what policies/public.py names into the public topic."""
     there = has_public()
     if not there:
-        typer.echo(f"There is no policies/public.py; {IDLE} docs/policies.md shows one.", err=True)
+        typer.echo(f"There is no policies/public.py; {IDLE} docs/public-events.md shows one.", err=True)
     _supervise(name, metrics_port, lambda place: [supervisor.publisher(place)] if there else [])
 
 

@@ -28,14 +28,14 @@ def send(
     The type "AddRoom" is version 1 of that command, "AddRoom/2" version 2. Nothing is sent unless every line is a command. Safe
     to run again: a command that has an outcome keeps it.
 
-    access.py is not asked: with --operator, that is how a process is repaired whose next command is nobody's. docs/policies.md.
+    access.py is not asked. So --operator can send commands that no caller may send, to repair a business process: docs/policies.md.
 
     Exit code 1 if a line is wrong or may not be in the log, Kafka is unavailable, an outcome is missing, or an id was used before
     with another command.
     """
     settings = Settings()
     if operator is not None and not operator.strip():
-        raise typer.BadParameter("it is empty: it says who repairs", param_hint="'--operator'")
+        raise typer.BadParameter("it is empty: name the operator", param_hint="'--operator'")
     lines = read_lines(file, UNSET if operator is None else f"operator:{operator}")
     commands = sealed(settings, lines, file)
     summary: dict[str, Any] = {"sent": len(commands)}

@@ -29,7 +29,7 @@ class Interrupted(SamefoldError):
 
 
 def switch(
-    view: Annotated[str | None, typer.Argument(help="A view; without, all that this code needs.")] = None,
+    view: Annotated[str | None, typer.Argument(help="A view; by default all that this code needs.")] = None,
     version: Annotated[int | None, typer.Argument(help="Its version, which must be this code's.")] = None,
     wait: Wait = 60,
     as_json: Json = False,
@@ -73,7 +73,7 @@ def telling_what_became(names: list[str]) -> Iterator[None]:
             message = f"Interrupted, but the switch had been made: {', '.join(new)}."
         else:
             message = "Interrupted. Readers see what they saw before."
-        raise Interrupted(message, "`samefold views` shows what there is. It can be run again at any time.") from None
+        raise Interrupted(message, "`samefold views` shows the tables. Run the command again at any time.") from None
 
 
 def _live(names: list[str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from tools.terminal import Output, Stages, Text, plain, show, stderr, table
 
 
 def verify(
-    views: Annotated[list[str] | None, typer.Argument(help="Views; without, all.")] = None,
+    views: Annotated[list[str] | None, typer.Argument(help="Views; by default all.")] = None,
     engine: EngineName = "auto",
     master: Master = None,
     processes: Processes = None,

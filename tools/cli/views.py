@@ -26,7 +26,7 @@ def show(context: typer.Context, as_json: Json = False) -> None:
 
 @app.command()
 def resume(
-    views: Annotated[list[str] | None, typer.Argument(help="Stopped views; without, all but journals.")] = None,
+    views: Annotated[list[str] | None, typer.Argument(help="Stopped views; by default all but journals.")] = None,
     as_json: Json = False,
 ) -> None:
     """Fold stopped views on with this code, from where they stopped, and make them live again."""

@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
         packages = json.loads(done.stdout)["dependencies"]
     except (ValueError, KeyError, TypeError):
         why = (done.stderr.strip().splitlines() or ["pip-audit said nothing"])[-1]
-        print(f"not checked: the advisory service can't be reached, or did not answer as it should: {why}\n{_HINT}")
+        print(f"not checked: the advisory service can't be reached, or gave an invalid answer: {why}\n{_HINT}")
         return 2
     skipped = [package["name"] for package in packages if "skip_reason" in package]
     found = [(package, vulnerability) for package in packages for vulnerability in package.get("vulns", ())]
