@@ -111,7 +111,7 @@ def check(view: View, known: Mapping[str, Context], made: Histories) -> None:
         if view.kind is Kind.POLICY and (dead := [(at, why) for _, _, _, at, *_, why, _ in rows if why]):
             at, why = dead[0]
             raise AssertionError(
-                f"{view.name} wishes at event {at.version} of {at.stream} what can't be sent. {why}. "
+                f"{view.name} makes a wish that can't be sent, at event {at.version} of {at.stream}. {why}. "
                 f"{_led_to(history, at.stream, at.version)} Bound the values that it comes from."
             )
         if view.kind is Kind.JOURNAL:
@@ -120,7 +120,7 @@ def check(view: View, known: Mapping[str, Context], made: Histories) -> None:
         for other in others:
             assert other == rows, (
                 f"'{view.name}' makes other rows in other batches: {[*(rows - other), *(other - rows)][:2]}. "
-                "Use the arguments alone: no module's variable, no clock, no chance."
+                "Use the arguments alone: no module's variable, no clock, no random numbers."
             )
 
 

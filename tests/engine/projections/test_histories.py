@@ -183,7 +183,8 @@ def test_what_can_not_be_published_is_found() -> None:
         (7, r"Policy 'reminders' can't react to .* neither a Send nor a Post.* Spent: \{"),
         (
             Post("no name", {}),
-            r"policy_reminders wishes at event \d+ of purse/\S+ what .* invalid-wish: .* this Spent: \{.*Bound the values",
+            r"policy_reminders makes a wish that can't be sent, at event \d+ of purse/\S+ "
+            r".*invalid-wish: .* this Spent: \{.*Bound the values",
         ),
     ],
 )
