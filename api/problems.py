@@ -101,7 +101,7 @@ def kind_of(error: type[SamefoldError]) -> Kind:
     return _OF_ERRORS.get(error) or Kind(status, error.code, f"{title}.", retry_after_s)
 
 
-NOT_FOUND = kind(404, "not-found", "No route has this path.")
+NOT_FOUND = kind(404, "not-found", "There is nothing under this path.")
 METHOD_NOT_ALLOWED = kind(405, "method-not-allowed", "This path does not support this method.")
 INVALID = kind(422, "invalid", "A part of the request is invalid.")
 DEFECT = kind(500, "defect", "The server has a defect.")

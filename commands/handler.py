@@ -40,7 +40,7 @@ from infra.observability import logs, metrics, tracing
 from infra.processes.faultpoints import reach
 from infra.processes.process_end import AGAIN
 from infra.settings import Settings
-from projections.engine.live.process import Blocking, serve_blocking
+from projections.engine.live.process import Blocking, in_a_thread, serve_blocking
 
 log = logging.getLogger(__name__)
 
@@ -328,7 +328,7 @@ def main() -> NoReturn:
 
     def made(settings: Settings) -> Blocking:
         handler = Handler(settings, name)
-        return handler.run, handler.stop
+        return handler.run, in_a_thread(handler.stop)
 
     serve_blocking(f"handler {name}", made, log)
 

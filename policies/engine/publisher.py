@@ -24,7 +24,7 @@ from infra.processes.time_limit import serve_main_thread
 from infra.settings import Settings
 from policies.engine.public_schema import Publication, publication
 from policies.engine.publishing import Lane, Work
-from projections.engine.live.process import Blocking, serve_blocking
+from projections.engine.live.process import Blocking, in_a_thread, serve_blocking
 
 log = logging.getLogger(__name__)
 
@@ -198,7 +198,7 @@ def main() -> NoReturn:
 
     def made(settings: Settings) -> Blocking:
         publisher = Publisher(settings, publication(), name)
-        return partial(serve_main_thread, publisher.run), publisher.stop
+        return partial(serve_main_thread, publisher.run), in_a_thread(publisher.stop)
 
     serve_blocking(f"publisher {name}", made, log)
 

@@ -150,7 +150,7 @@ def _lost(found: list[WishNow], *, all_of_it: bool) -> str:
         streams = (
             "their streams" if all_of_it else ", ".join(sorted({str(one.stream) for one in found if one.has_follow_up}))
         )
-        lost += f" No outcome will come for {streams}: no follow-up is sent."
+        lost += f" No follow-up will come for {streams}, which may wait for it for ever."
     if all_of_it or any(one.state in ("sent", "unsent") for one in found):
         lost += (
             " A wish that was sent, or is just being sent, may still be decided or delivered. A command stays as `dropped` until "

@@ -66,6 +66,11 @@ def update(root: Path, ref: str | None, clone: Path | None) -> Updated:
         raise NotCopied(f"{root} has changes that are not committed.", "Commit or stash them, then update again.")
     if any((root / git(root, "rev-parse", "--git-path", name).strip()).exists() for name in UNFINISHED):
         raise NotCopied(f"{root} is in the middle of a merge or a rebase.", "Finish or abort it, then update again.")
+    if git(root, "rev-parse", "--is-shallow-repository").strip() == "true":
+        raise NotCopied(
+            f"{root} is a shallow clone: it does not know which files of Samefold you have deleted.",
+            "Run `git fetch --unshallow`, then update again.",
+        )
     mine = [name for name in changed(root) or () if (root / name).exists()]
     wanted = ("--vcs-ref", ref) if ref else ()
     try:

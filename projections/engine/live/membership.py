@@ -42,6 +42,7 @@ class Membership:
     assigned: Callable[[Sequence[int]], None]
     consumer: Any = None
     """That of the membership; none before it joins, and after it has left."""
+    is_ending: bool = False
 
     async def stay(self) -> None:
         """Join, and join again after errors, until this task is cancelled. Raises KafkaDenied."""
@@ -88,6 +89,7 @@ class Membership:
         try:
             await asyncio.shield(starting)
         except asyncio.CancelledError:
+            self.is_ending = True
             # aiokafka 0.14 leaves its first connection open where it is cancelled before the first answer
             await asyncio.wait({starting}, timeout=LEAVE_S)
             starting.cancel()
@@ -118,7 +120,7 @@ class _Rebalance(ConsumerRebalanceListener):  # type: ignore[misc]
         await self.member.parts.within("rebalance of the group", self._take(assigned), may_return=True)
 
     async def _take(self, assigned: Any) -> None:
-        if self.member.consumer is not self.consumer:
+        if self.member.consumer is not self.consumer or self.member.is_ending:
             return
         mine = sorted(where.partition for where in assigned)
         if mine:

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import NoReturn, Protocol, TypeAlias
 
 from infra.observability import logs, metrics
@@ -21,7 +22,7 @@ SWITCH_INTERVAL_S = 0.001
 """With Python's default, each answer of the database waits up to 5 ms for the interpreter's lock."""
 
 Blocking: TypeAlias = tuple[Callable[[], object], Callable[[], object]]
-"""What runs, and what lets it return, called in another thread."""
+"""What runs, and what lets it return. A signal's handler calls the second in the main thread, in the middle of the first."""
 
 
 class Serving(Protocol):
@@ -46,10 +47,15 @@ def serve(who: str, make: Callable[[Settings], Serving], log: logging.Logger) ->
         loop, serving = asyncio.new_event_loop(), make(settings)
         return (
             lambda: serve_main_thread(lambda: loop.run_until_complete(serving.run())),
-            lambda: loop.call_soon_threadsafe(serving.stop),
+            partial(loop.call_soon_threadsafe, serving.stop),
         )
 
     serve_blocking(who, made, log)
+
+
+def in_a_thread(stop: Callable[[], object]) -> Callable[[], None]:
+    """For what sets an event: a signal's handler would deadlock if its own thread holds the event's lock at that moment."""
+    return lambda: threading.Thread(target=stop).start()
 
 
 def serve_blocking(who: str, make: Callable[[Settings], Blocking], log: logging.Logger) -> NoReturn:
@@ -62,8 +68,7 @@ def serve_blocking(who: str, make: Callable[[Settings], Blocking], log: logging.
         metrics.serve(settings)
         run, stop = make(settings)
         for number in (signal.SIGTERM, signal.SIGINT):
-            # in a thread: a signal handler deadlocks when it sets an event for which its own thread is waiting
-            signal.signal(number, lambda *_: threading.Thread(target=stop).start())
+            signal.signal(number, lambda *_: stop())
         limit_calls(settings.decide_limit_s)
         run()
 

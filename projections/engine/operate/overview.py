@@ -98,7 +98,8 @@ def differences(views: Mapping[str, View], live: Mapping[str, Pointer], started:
     found = {}
     for agent in _agents(views, live):
         wanted = code_set({name: view for name, view in views.items() if view.agent == agent})
-        has = {name: pointer.version for name, pointer in live.items() if pointer.agent == agent}
+        own = [pointer for pointer in live.values() if pointer.agent == agent and agent in started]
+        has = {pointer.view: pointer.version for pointer in own}
         if agent not in started and not live.keys() & wanted.keys():
             found[agent] = f"Start it: `samefold run agent --agent {agent}`."
         elif difference := set_difference(has, wanted):

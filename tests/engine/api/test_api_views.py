@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
 from queue import Empty, Queue
 from socket import SHUT_RDWR
@@ -20,6 +21,7 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from fastapi.sse import KEEPALIVE_COMMENT
 
 from api import app, live_rows, views
@@ -599,3 +601,11 @@ def test_where_the_key_does_not_tell_the_stream_parked_ones_are_counted(parked_a
     assert (totals["row"]["cents"], totals["parked"]) == (7, 1)
     views = {one["name"]: one["parked"] for one in get(parked_api, "/views").json()["views"]}
     assert (views["sums"], views["totals"], views["balances"]) == (1, 1, 0)
+
+
+def test_a_view_without_a_docstring_is_described_by_its_name() -> None:
+    described = FastAPI()
+    described.include_router(views.router_of({"balances": replace(all_views()["balances"], question="")}))
+    paths = described.openapi()["paths"]
+    for path in ("/views/balances", "/views/balances/{account}"):
+        assert paths[path]["get"]["description"] == "The rows of balances."

@@ -10,7 +10,7 @@ import logging
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
@@ -229,12 +229,13 @@ def test_a_rebalance_that_completes_while_it_leaves_the_group_is_ignored(
         until(lambda: Consumer.made == 2, "it joins again")
 
 
-def test_one_that_ends_while_it_joins_its_group_leaves_no_connection_open(log: Log) -> None:
+def test_one_that_ends_while_it_joins_its_group_takes_no_partition_and_leaves_no_connection_open(log: Log) -> None:
     """Kafka's answer about its brokers comes through a port of the test's, after the agent was told to end."""
     host, _, port = log.world.kafka.rpartition(":")
 
     async def join_and_end() -> None:
         asked, may_answer, closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        taken: list[Sequence[int]] = []
 
         async def pass_on(from_agent: asyncio.StreamReader, to_agent: asyncio.StreamWriter) -> None:
             from_broker, to_broker = await asyncio.open_connection(host, int(port))
@@ -256,7 +257,7 @@ def test_one_that_ends_while_it_joins_its_group_leaves_no_connection_open(log: L
             address = "{}:{}".format(*server.sockets[0].getsockname())
             settings = log.world.model_copy(update={"kafka_bootstrap": address})
             logger = logging.getLogger(__name__)
-            member = Membership(settings, "group", "a1", Parts("a1", print), StatusLog(logger, "a1"), print)
+            member = Membership(settings, "group", "a1", Parts("a1", print), StatusLog(logger, "a1"), taken.append)
             staying = asyncio.ensure_future(member.stay())
             await asked.wait()
             staying.cancel()
@@ -265,6 +266,7 @@ def test_one_that_ends_while_it_joins_its_group_leaves_no_connection_open(log: L
             await asyncio.wait({staying})
             await member.leave()
             await closed.wait()
+        assert not any(taken)
 
     asyncio.run(asyncio.wait_for(join_and_end(), DEADLINE_S))
 

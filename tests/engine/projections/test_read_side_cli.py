@@ -119,6 +119,10 @@ def test_views_tell_lag_builds_and_what_to_do(bank: Bookkeeper, samefold: Samefo
     assert wrong["name"] == "views"
     assert "Agent core: balances is live as v3, this code has v2. " in wrong["found"]
     assert "samefold rebuild balances" in wrong["found"]
+    with connect(world, "another topic") as db:
+        db.execute("update live set version = 2 where view = 'balances'")
+        db.execute("delete from positions")
+    assert "balances v2 of this code is not live" in samefold("views", settings=world).stdout
 
 
 def test_a_stopped_view_is_told_and_resumed(

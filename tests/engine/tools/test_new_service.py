@@ -180,6 +180,10 @@ def test_an_update_merges_local_changes_and_lists_conflicts(source: Tree, hotel:
     refused = hotel.samefold("update", "--from", str(source.folder), "--to", "HEAD", code=1)
     assert "middle of a merge" in refused.stderr
     merging.unlink()
+    (shallow := hotel.folder / ".git" / "shallow").write_text(hotel.run("git", "rev-parse", "HEAD").stdout)
+    refused = hotel.samefold("update", "--from", str(source.folder), "--to", "HEAD", code=1)
+    assert "git fetch --unshallow" in refused.stderr
+    shallow.unlink()
     told = hotel.samefold("doctor", code=None).stdout
     assert f"3 changed here: docs/limits.md, {ENGINE_FILE}, {merged}" in told
 
