@@ -156,8 +156,12 @@ class StoreChecks:
             raise ReadModelNotSetUp("No view is live yet.", "If no agent is starting, start one: `samefold run agent`.")
         now = {name: self.live[name] for name in views if name in self.live}
         if difference := set_difference(now, {name: self._versions[name] for name in views}):
-            what, _, hint = difference.partition(". ")
-            raise OtherViewsLive(f"{what[:1].upper()}{what[1:]}.", hint)
+            what = difference.partition(". ")[0]
+            raise OtherViewsLive(
+                f"{what[:1].upper()}{what[1:]}.",
+                "`samefold rebuild` with this code makes its own views live; if newer code made others live, restart this process "
+                "with it.",
+            )
 
     async def require_command(self, kind: CommandType) -> None:
         """Raises CommandNotLive where no handler knows the command: appended, it would be rejected as malformed, for good.
@@ -172,7 +176,8 @@ class StoreChecks:
         if kind not in self.types:
             raise CommandNotLive(
                 f"No handler that knows '{kind}' has started yet.",
-                "Start one of this release (`samefold run handler`); those of the release before may go on.",
+                "Start one of this release (`samefold run handler`); those of the release before may go on. If one runs, it "
+                "waits: `samefold doctor` names what for.",
             )
 
     async def keep_checking(self) -> None:

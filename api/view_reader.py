@@ -25,7 +25,7 @@ from infra.database.deadline import Connection, Pool
 from infra.errors import SamefoldError
 from infra.settings import Settings
 from projections.engine.live.lag import VIEWS
-from projections.engine.live.startup import how_it_goes_live
+from projections.engine.live.startup import HOW_IT_GOES_LIVE
 from projections.engine.views import queries
 from projections.engine.views.queries import Found, Query
 from projections.engine.views.sql_views import STOPPED
@@ -190,7 +190,7 @@ class ViewReader:
                 CORRECT_IT,
             )
         if version is None:
-            raise ViewNotLive(f"View '{view.name}' is not live yet.", how_it_goes_live(view.name))
+            raise ViewNotLive(f"View '{view.name}' is not live yet.", HOW_IT_GOES_LIVE)
         if version != view.version:
             raise ViewNotLive(
                 f"View '{view.name}' is live as version {version}, and this code has version {view.version}.",

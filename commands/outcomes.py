@@ -11,7 +11,7 @@ import psycopg
 from psycopg import sql
 
 from infra.errors import SamefoldError
-from projections.engine.live.startup import how_it_goes_live
+from projections.engine.live.startup import HOW_IT_GOES_LIVE
 from projections.engine.views.columns import PARTITION
 from projections.engine.views.core_views import OUTCOMES, all_views, command_key
 from projections.engine.views.token import Token
@@ -67,7 +67,7 @@ def live_table(connection: psycopg.Connection[Any], view: str, version: int | No
     if row is None:
         raise ReadModelNotSetUp(
             f"View '{view}' is not live yet{f' in version {version}' if version else ''}.",
-            how_it_goes_live(view),
+            HOW_IT_GOES_LIVE,
         )
     return str(row[0])
 

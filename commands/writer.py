@@ -185,7 +185,9 @@ class Writer:
         if position is None:
             return Wait("waits for the first agent: the read model has no positions yet")
         if not snapshot.fits:
-            return Wait("the live write model is another version than this code's")
+            return Wait(
+                "the live states or outcomes are of another version than this code's: `samefold doctor` names what to run"
+            )
         if self.left and self.left[1] in snapshot.unknown and position.command_offset < self.left[0]:
             return Wait(
                 f"a command waits for a handler of the release that knows '{self.left[1]}'; start one, or if no release knows it "

@@ -82,13 +82,14 @@ def set_difference(live: Mapping[str, int], code: Mapping[str, int]) -> str | No
     if any(name not in code or live.get(name, 0) > code[name] for name in rebuilds):
         hint = f"If newer code made that live, restart this process with it; else {hint} its own views live."
     else:
-        hint += " it live."
+        hint += " it live." if len(rebuilds) == 1 else " them live."
     return f"{'; '.join(changes)}. {hint}"
 
 
-def how_it_goes_live(view: str) -> str:
-    """What to do about a view without a live version."""
-    return f"`samefold rebuild {view}` makes it live; in a new service, an agent's first start does (`samefold run agent`)."
+HOW_IT_GOES_LIVE = (
+    "`samefold rebuild` makes it live; in a new service, an agent's first start does (`samefold run agent`)."
+)
+"""What to do about a view that has no live version. Without names, as others may be missing: their agent needs all of them."""
 
 
 def _start(connection: Connection, agent: str, views: Mapping[str, View], contract: Contract) -> None:

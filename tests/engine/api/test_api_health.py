@@ -135,7 +135,7 @@ def test_a_stopped_view_answers_503_and_everything_else_as_ever(api: Api, shared
             lambda: 'view_stopped{view="balances"}' not in api.client.get("/metrics").text, "what is gone is not told"
         )
         answer = problem(api.get("/views/balances"), 503, "view-not-live")
-        assert "`samefold rebuild balances` makes it live" in answer["hint"], "though an agent may run"
+        assert "`samefold rebuild` makes it live" in answer["hint"], "though an agent may run"
 
 
 @pytest.mark.slow

@@ -145,7 +145,7 @@ def test_the_difference_of_two_sets_names_the_cure() -> None:
     older = set_difference({"a": 1}, {"a": 2, "new": 1})
     assert older == (
         "a is live as v1, this code has v2; new v1 of this code is not live. "
-        "`samefold rebuild a new` with this code makes it live."
+        "`samefold rebuild a new` with this code makes them live."
     )
     for live in ({"a": 1, "gone": 1}, {"a": 2, "gone": 1}):
         text = str(set_difference(live, {"a": 1, "new": 1}))
