@@ -18,6 +18,7 @@ from infra.log.partitioner import partition_of
 from infra.log.records import Command, Headers
 from infra.log.topics import Topic
 from infra.observability import logs, metrics, tracing
+from infra.processes.gathering import Window
 from infra.processes.process_end import Parts
 from infra.settings import Settings
 
@@ -25,9 +26,6 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.5
 CLOSE_S = 2.0
-GATHER_S = 0.02
-"""How long an append waits at most for those before it to be acknowledged, so that load makes batches. When idle, none waits."""
-
 Report = Callable[[KafkaError | None, Message | None], None]
 """Gets an append's error, or None: the command is in the log."""
 
@@ -107,8 +105,11 @@ class Appender:
         self._thread: threading.Thread
         self._closing = threading.Event()
         self._gathered: list[_Append] = []
-        """Not produced yet: others are under way."""
+        """Not produced yet: others are under way, so that load makes batches. When idle, none waits."""
         self._under_way = 0
+        self._window = Window()
+        self._sent_at: float | None = None
+        """When the last ones were produced, until the first report after that."""
         self._due: asyncio.TimerHandle | None = None
         self._reports: list[tuple[_Append, KafkaError | None]] = []
         """Only the thread that polls uses it."""
@@ -133,7 +134,7 @@ class Appender:
         if not self._under_way:
             self._produce_gathered()
         elif self._due is None:
-            self._due = self._loop.call_later(GATHER_S, self._produce_gathered)
+            self._due = self._loop.call_later(self._window.seconds, self._produce_gathered)
         return future
 
     def _produce_gathered(self) -> None:
@@ -141,6 +142,8 @@ class Appender:
             self._due.cancel()
             self._due = None
         gathered, self._gathered = self._gathered, []
+        if gathered:
+            self._sent_at = time.perf_counter()
         for append in gathered:
             self._produce(append)
 
@@ -173,6 +176,9 @@ class Appender:
 
     def _reported(self, reports: list[tuple[_Append, KafkaError | None]]) -> None:
         self._under_way -= len(reports)
+        if self._sent_at is not None:
+            self._window.took(time.perf_counter() - self._sent_at)
+            self._sent_at = None
         for append, error in reports:
             if error is None:
                 self._connection.seen()

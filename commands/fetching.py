@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import time
+
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from commands.group import Group, KafkaClientFailed
 from commands.partition import BEHIND_RETRY_S, Partition
 from infra.log import clients
+from infra.processes.gathering import Window
 from infra.processes.process_end import AGAIN
 
-GATHER_S = 0.01
-"""Under load, how long commands are gathered: a batch of some costs hardly more than one command."""
-GATHER_FROM, GATHER_TO = 8, 256
-"""Load is a batch of at least that many commands; with so many there is no need to wait for more."""
+GATHER_FROM, GATHER_TO = 2, 256
+"""Load is a batch of at least that many commands, after which the next ones are gathered, up to so many."""
 _NOT_YET = {KafkaError._STATE, KafkaError._UNKNOWN_PARTITION, KafkaError._PREV_IN_PROGRESS, KafkaError._OUTDATED}
 """Of a partition that librdkafka does not fetch yet, pauses itself, or does not fetch any more: the next poll shows which."""
 
@@ -23,8 +24,9 @@ class Fetching:
     def __init__(self, group: Group, most: int) -> None:
         self._group = group
         self._most = most
-        self._is_loaded = False
-        """The last batch had many commands."""
+        self._loaded_at: float | None = None
+        """When the last batch was taken, if it was load."""
+        self._window = Window()
         self._resumed: set[int] = set()
         """Partitions that were resumed since the last poll, while no other one was fetched."""
 
@@ -65,13 +67,15 @@ class Fetching:
         if self._resumed:
             clients.fetch_at_once(self._group.consumer, self._group.commands.name, self._resumed)
             self._resumed.clear()
+        if self._loaded_at is not None:
+            self._window.took(time.monotonic() - self._loaded_at)
         messages = self._group.consume(1, seconds)
         if messages:
             messages += self._group.consume(self._most, 0)
             room = min(GATHER_TO, self._most) - len(messages)
-            if self._is_loaded and room > 0:
-                messages += self._group.consume(room, GATHER_S)
-            self._is_loaded = len(messages) >= GATHER_FROM
+            if self._loaded_at is not None and room > 0:
+                messages += self._group.consume(room, self._window.seconds)
+            self._loaded_at = time.monotonic() if len(messages) >= GATHER_FROM else None
         return messages
 
     def _is_gap(self, partition: Partition, offset: int, again: set[int]) -> bool:

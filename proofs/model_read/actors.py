@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from infra.database.connect import Connection, DatabaseUnavailable, connect
+from infra.processes.gathering import Window
 from projections.engine.fold.errors import EngineStop
 from projections.engine.fold.plan import Plan
 from projections.engine.live.reader import Action, Apply, Reader, ReadPositions, Seek, Stop, Wait, WaitForNewerCode
@@ -67,7 +68,7 @@ class Agent:
         self.interrupted = interrupted
         self.work = work or _Worker(world.settings, "core", views, name, _plan(views), lanes=lanes)
         self.lanes = [_Lane(number) for number in range(lanes)]
-        self.reader = reader or Reader(code_set(dict(views)), batch=batch, max_age=0.0, lanes=lanes)
+        self.reader = reader or Reader(code_set(dict(views)), batch=batch, window=Window(0.0), lanes=lanes)
         self.inbox: deque[Callable[[], None]] = deque()
         self.timers: list[ReadPositions] = []
         self.at: dict[int, int] = {}

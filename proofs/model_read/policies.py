@@ -17,6 +17,7 @@ from infra.database.connect import Connection, connect
 from infra.log import clients, topics
 from infra.log.records import Command, Record
 from infra.log.topics import Topic
+from infra.processes.gathering import Window
 from infra.settings import Settings
 from policies.engine.activations import EVER, NotHeld, activations_of, resume, start_new, switch
 from policies.engine.relay import mark_sent, read_unsent
@@ -173,7 +174,7 @@ class PolicyAgent(Agent):
         policy = moving(version)
         code = {policy.agent: version}
         reader = Reader(
-            code, batch=batch, max_age=0.0, difference=difference, look_again=LOOK_AGAIN_S, waits=EngineStop
+            code, batch=batch, window=Window(0.0), difference=difference, look_again=LOOK_AGAIN_S, waits=EngineStop
         )
         work = PolicyWorker(world.settings, policy, name)
         super().__init__(world, name, {}, range(PARTITIONS), batch, work=work, reader=reader)

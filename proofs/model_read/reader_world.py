@@ -16,6 +16,7 @@ from uuid import UUID
 
 from infra.log.records import Record
 from infra.log.rule import START, Reading, read
+from infra.processes.gathering import Window
 from projections.engine.fold.fold import NOTHING_BLOCKED
 from projections.engine.live.reader import Action, Apply, Reader, ReadPositions, Seek, Stop, Wait, WaitForNewerCode
 from projections.engine.store.commit import BatchResult, CommitStatus
@@ -29,6 +30,13 @@ BATCH = 2
 
 RECORDS = "no record is passed over"
 FAULTS = ("lose", "twice", "away", "unknown", "unapplied", "other", "restore", "revoke", "assign", "set")
+
+
+class _Fixed(Window):
+    """Does not follow what batches take: here is no time."""
+
+    def took(self, seconds: float) -> None:
+        pass
 
 
 @dataclass
@@ -52,7 +60,7 @@ class ReaderWorld:
     live: int = 1
 
     def __post_init__(self) -> None:
-        self.reader = Reader(CODE, batch=BATCH, max_age=1.0, lanes=2)
+        self.reader = Reader(CODE, batch=BATCH, window=_Fixed(1.0), lanes=2)
         self.positions = dict.fromkeys(self.log, START)
         self._do(self.reader.assigned(sorted(self.log)))
 

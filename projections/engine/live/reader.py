@@ -19,6 +19,7 @@ from itertools import accumulate
 from infra.errors import SamefoldError
 from infra.log.records import Record
 from infra.log.rule import Reading
+from infra.processes.gathering import Window
 from projections.engine.fold.errors import EngineStop, OtherCode
 from projections.engine.live.startup import set_difference
 from projections.engine.store.commit import BatchResult, CommitStatus
@@ -28,9 +29,7 @@ BATCH_BYTES = 32 * 1024 * 1024
 """Size at which a batch is full."""
 FEW = 8
 """While another batch runs, or under load, the next one starts at once only with this fraction (1/8) of a full batch."""
-MAX_AGE_S = 0.005
-"""Longest wait for a batch to grow: little beside what its transaction takes."""
-LOADED = 8
+LOADED = 2
 """Records of a batch that are load: the next ones may gather."""
 LOOK_AGAIN_S = 0.1
 """How often the positions are read while another set of views is live."""
@@ -126,7 +125,7 @@ class Reader:
     code: Mapping[str, int]
     _: KW_ONLY
     batch: int
-    max_age: float = MAX_AGE_S
+    window: Window = field(default_factory=Window)
     lanes: int = 1
     difference: Callable[[Mapping[str, int], Mapping[str, int]], str | None] = set_difference
     look_again: float = LOOK_AGAIN_S
@@ -140,6 +139,8 @@ class Reader:
         self._parts: dict[int, _Partition] = {}
         self._under_way: dict[int, Collection[int]] = {}
         """By lane, the partitions of its batch."""
+        self._began: dict[int, float] = {}
+        """By lane, when its batch was begun."""
         self._newer: dict[int, EngineStop] = {}
         """By partition, the error at its position: of an event that this code does not know, or could not take."""
         self._checks = 0
@@ -224,6 +225,7 @@ class Reader:
         if turn != self.turn:
             return []
         self._under_way.pop(lane, None)
+        self.window.took(now - self._began[lane])
         if result.status is not CommitStatus.APPLIED:
             if result.stop is not None:  # a view was stopped, which is no failure: others may stop at the same event
                 self._failures = 0
@@ -256,7 +258,7 @@ class Reader:
             there = sum(len(part.buffer) for part in free.values())
             if not there:
                 break
-            due = min(part.since for part in free.values() if part.buffer) + self.max_age
+            due = min(part.since for part in free.values() if part.buffer) + self.window.seconds
             more_is_known = there < self.batch and any(part.wanted < part.end for part in free.values())
             may_gather = there < self.batch // FEW and (self._under_way or self._is_loaded)
             if now < due and (more_is_known or may_gather):
@@ -265,6 +267,7 @@ class Reader:
             takes = self._take(free, now)
             self._is_loaded = sum(len(records) for _, records in takes.values()) >= LOADED
             self._under_way[lane] = takes.keys()
+            self._began[lane] = now
             actions.append(Apply(self.turn, takes, lane))
         return actions
 

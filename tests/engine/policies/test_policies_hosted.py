@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 import pytest
 
+from infra.processes.gathering import Window
 from infra.processes.process_end import PartEnded
 from infra.settings import Settings
 from policies.engine import process
@@ -27,7 +28,7 @@ POLICY = Policy("greetings", 1, lambda _event, _at: (), frozenset())
 class Failing:
     """An agent that fails at once. It is in cycles, as a real one."""
 
-    reader = Reader({}, batch=1, max_age=1)
+    reader = Reader({}, batch=1, window=Window(1))
 
     def __init__(self, before: Callable[[], None]) -> None:
         self.itself, self.before = self, before

@@ -11,6 +11,7 @@ import pytest
 from infra.errors import SamefoldError
 from infra.log.records import Record
 from infra.log.rule import START
+from infra.processes.gathering import Window
 from projections.engine.fold.errors import EngineStop, PoisonEvent, UnknownEvent
 from projections.engine.fold.fold import NOTHING_BLOCKED
 from projections.engine.live import reader as reader_module
@@ -49,9 +50,9 @@ def some(partition: int, offsets: Iterable[int], size: int = 1) -> list[Record]:
     return [Record(partition, offset, 0, None, b"x" * size) for offset in offsets]
 
 
-def reading(offsets: Mapping[int, int], *, batch: int = 10, max_age: float = 0.0, lanes: int = 1) -> Reader:
+def reading(offsets: Mapping[int, int], *, batch: int = 10, longest_s: float = 0.0, lanes: int = 1) -> Reader:
     """A reader that has its partitions and positions."""
-    machine = Reader(CODE, batch=batch, max_age=max_age, lanes=lanes)
+    machine = Reader(CODE, batch=batch, window=Window(longest_s), lanes=lanes)
     (ask,) = machine.assigned(list(offsets))
     assert isinstance(ask, ReadPositions)
     seeks = machine.positions(ask.turn, positions_at(offsets))
@@ -92,7 +93,7 @@ def test_a_hole_right_after_a_seek_is_believed_when_it_is_there_again(offsets: l
 
 
 def test_another_live_set_holds_until_it_is_this_ones() -> None:
-    machine = Reader(CODE, batch=10, max_age=0)
+    machine = Reader(CODE, batch=10, window=Window(0))
     machine.assigned([0])
     hold, again = machine.positions(machine.turn, positions_at({0: 0}, {"purses": 2}))
     assert isinstance(hold, Wait)
@@ -126,7 +127,7 @@ def test_an_event_of_newer_code_holds_its_partition_until_newer_code_has_folded_
 
 
 def test_an_event_that_a_policy_could_not_take_is_tried_again_after_a_while() -> None:
-    machine = Reader(CODE, batch=10, max_age=0.0, waits=EngineStop)
+    machine = Reader(CODE, batch=10, window=Window(0.0), waits=EngineStop)
     machine.assigned([0])
     machine.positions(machine.turn, positions_at({0: 5}))
     machine.records(0, some(0, [5]), 6, 0)
@@ -164,7 +165,7 @@ def test_a_database_restored_to_before_an_event_of_newer_code_is_folded_up_to_it
 
 
 def test_an_agent_that_has_never_run_holds() -> None:
-    machine = Reader(CODE, batch=10, max_age=0)
+    machine = Reader(CODE, batch=10, window=Window(0))
     machine.assigned([0])
     hold, _ = machine.positions(machine.turn, None)
     assert isinstance(hold, Wait)
@@ -192,22 +193,22 @@ def test_two_that_fence_each_other_ask_less_and_less_often() -> None:
 
 
 def test_a_batch_waits_for_more_only_while_more_is_known_to_come_and_only_so_long() -> None:
-    machine = reading({0: 0}, batch=10, max_age=0.05)
+    machine = reading({0: 0}, batch=10, longest_s=0.05)
     assert machine.records(0, some(0, [0, 1]), 100, 7.0) == []
     assert machine.due == pytest.approx(7.05)
     assert machine.tick(7.04) == []
     assert taken(machine.tick(7.05)) == {0: [0, 1]}
 
-    machine = reading({0: 0}, batch=10, max_age=0.05)
+    machine = reading({0: 0}, batch=10, longest_s=0.05)
     assert taken(machine.records(0, some(0, [0, 1]), 2, 7.0)) == {0: [0, 1]}
 
-    machine = reading({0: 0}, batch=10, max_age=0.05)
+    machine = reading({0: 0}, batch=10, longest_s=0.05)
     machine.records(0, some(0, [0, 1]), 100, 7.0)
     assert taken(machine.records(0, some(0, range(2, 12)), 100, 7.0)) == {0: list(range(10))}
 
 
 def test_after_a_batch_of_many_the_next_gathers_and_only_so_long() -> None:
-    machine = reading({0: 0}, batch=1_000, max_age=0.05)
+    machine = reading({0: 0}, batch=1_000, longest_s=0.05)
     assert taken(machine.records(0, some(0, range(LOADED)), LOADED, 7.0)) == {0: list(range(LOADED))}
     assert machine.done(machine.turn, applied({0: LOADED}), 7.5) == []
     assert machine.records(0, some(0, [LOADED]), LOADED + 1, 8.0) == []
@@ -215,6 +216,19 @@ def test_after_a_batch_of_many_the_next_gathers_and_only_so_long() -> None:
     assert taken(machine.tick(8.05)) == {0: [LOADED]}
     assert machine.done(machine.turn, applied({0: LOADED + 1}), 8.5) == []
     assert taken(machine.records(0, some(0, [LOADED + 1]), LOADED + 2, 9.0)) == {0: [LOADED + 1]}
+
+
+def test_a_batch_gathers_for_about_as_long_as_the_ones_before_took() -> None:
+    machine = reading({0: 0}, batch=1_000, longest_s=0.05)
+    for number in range(0, 40, LOADED):
+        now = 10.0 + number
+        machine.records(0, some(0, range(number, number + LOADED)), number + LOADED, now)
+        if machine.due is not None:
+            now = machine.due
+            machine.tick(now)
+        machine.done(machine.turn, applied({0: number + LOADED}), now + 0.004)
+    machine.records(0, some(0, [40]), 41, 100.0)
+    assert machine.due == pytest.approx(100.008, abs=0.002)
 
 
 def test_a_batch_is_bounded_in_records_and_of_few_partitions_in_turn() -> None:
