@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from psycopg import sql
 from psycopg.abc import Query
 
@@ -21,6 +21,7 @@ PATIENCE_S = 30.0
 STATES = "select split_part(stream, '/', 2), version, (state->>'balance')::bigint from streams_accounts_v3"
 BALANCES = "select account, transactions + 1, cents from balances_v2"
 BALANCES_IN = sql.SQL("select account, transactions + 1, cents from {}")
+EVENTS = "select coalesce(sum(transactions + 1), 0)::bigint from balances_v2"
 OUTCOMES = "select count(*) from command_outcomes_v3"
 
 
@@ -94,6 +95,27 @@ def check_count(settings: Settings, query: Query, expected: int | str, what: str
         raise _void(f"{what}: {row and row[0]}, not {expected}")
 
 
+def check_public(settings: Settings) -> None:
+    """The public topic has as many records as accounts have events: each one is public. Raises RunVoid."""
+    found, left = 0, set(range(settings.partitions))
+    consumer = _consumer(settings, {"isolation.level": "read_committed", "enable.partition.eof": True})
+    try:
+        consumer.assign([TopicPartition(settings.public_topic, partition, 0) for partition in left])
+        deadline = time.monotonic() + PATIENCE_S
+        while left:
+            for message in consumer.consume(10_000, 0.05):
+                error, partition = message.error(), message.partition()
+                if error is None:
+                    found += 1
+                elif error.code() == KafkaError._PARTITION_EOF and partition is not None:
+                    left.discard(partition)
+                deadline = time.monotonic() + PATIENCE_S
+            require(time.monotonic() < deadline, f"'{settings.public_topic}' can't be read to its end")
+    finally:
+        consumer.close()
+    check_count(settings, EVENTS, found, "events, beside the records that were published")
+
+
 def require(holds: bool, what: str) -> None:
     """Raises RunVoid."""
     if not holds:
@@ -108,16 +130,7 @@ def _void(what: str) -> RunVoid:
 
 def _messages(settings: Settings, topic: str, partition: int, start: int, stop: int) -> Iterator[Message]:
     """[start, stop) of a partition, by a consumer that has nothing to do with the product's."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": settings.kafka,
-            "group.id": "bench-check",
-            "enable.auto.commit": False,
-            "fetch.queue.backoff.ms": 1,
-            "log_level": 2,
-            "enable.metrics.push": False,
-        }
-    )
+    consumer = _consumer(settings, {})
     try:
         consumer.assign([TopicPartition(topic, partition, start)])
         position, deadline = start, time.monotonic() + PATIENCE_S
@@ -131,3 +144,17 @@ def _messages(settings: Settings, topic: str, partition: int, start: int, stop: 
                 raise _void(f"{topic}[{partition}] ends at {position}, not {stop}")
     finally:
         consumer.close()
+
+
+def _consumer(settings: Settings, more: Mapping[str, Any]) -> Consumer:
+    return Consumer(
+        {
+            "bootstrap.servers": settings.kafka,
+            "group.id": "bench-check",
+            "enable.auto.commit": False,
+            "fetch.queue.backoff.ms": 1,
+            "log_level": 2,
+            "enable.metrics.push": False,
+            **more,
+        }
+    )

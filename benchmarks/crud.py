@@ -1,6 +1,7 @@
 """The same request beside plain CRUD: a deposit with an idempotency key, answered when it is done.
 
 Ours goes through both topics and the read models; the peer is FastAPI with three statements in one transaction. `wrk` asks both.
+All processes that `make run` starts are running; with the fewest connections it is measured without policies and publisher, too.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ import resource
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
+from statistics import median
 from typing import LiteralString, NamedTuple
 from uuid import UUID
 
 import psycopg
 
 from benchmarks.check import BALANCES, require
-from benchmarks.http import Server, served, wait_for
+from benchmarks.http import Server, reacted_to, served, settle, wait_for
 from benchmarks.http_client import HOST
 from benchmarks.peers.crud import TABLES
 from benchmarks.processes import Process, free_port
@@ -31,12 +32,16 @@ from benchmarks.results import Aim, Result, Sample, middle
 from benchmarks.stage import Bench, World
 from benchmarks.workload import Ledger, Order, name_of, opening_orders
 
-OURS = "samefold, API, handler and agent"
-ONE = "FastAPI and psycopg, 1 worker"
-TWO = "FastAPI and psycopg, 2 workers"
-WORKERS = {ONE: 1, TWO: 2}
-AIMS = {64: 0.8, 256: 1.1, 1_000: 1.3}
-"""By connections, how many times as many answers as the peer with two workers."""
+OURS = "samefold, all that `make run` starts"
+WITHOUT = "samefold, without policies and publisher"
+PEER = "FastAPI and psycopg, 2 workers"
+WORKERS = 2
+AIMS = {64: 1.0, 256: 1.4, 1_000: 2.0}
+"""By connections, how many times as many answers as the peer."""
+COST, RATE_OF_ALL, BROKER = 1.4, 0.9, 1.3
+"""Processor time of all processes for a deposit, with the fewest connections beside the next; there, with policies and publisher
+beside without them, deposits per second and the broker's processor time for one.
+"""
 SECONDS, WARM_UP_S = 12, 3
 ACCOUNTS = 1_000
 TIMEOUT_S = 30
@@ -68,6 +73,8 @@ class _Contender:
     database_url: str
     keys: LiteralString
     rows: tuple[LiteralString, ...]
+    world: World | None = None
+    """Where it is ours."""
     turns: dict[str, Turn] = field(default_factory=dict)
 
 
@@ -75,32 +82,60 @@ def run(bench: Bench) -> Result:
     title = "Deposits answered when done, per second"
     wrk = shutil.which("wrk")
     if wrk is None:
-        return Result("crud", title, "answers/s", [], [], {}, {}, [f"{OURS}, {ONE}, {TWO}: {INSTALL}"])
+        return Result("crud", title, "answers/s", [], [], {}, {}, [f"{OURS}, {WITHOUT}, {PEER}: {INSTALL}"])
     samples: list[Sample] = []
     warm_up_s, seconds = (bench.options.scaled(each, least=2) for each in (WARM_UP_S, SECONDS))
     turns = (f"t{number}" for number in count(1))
-    with bench.world() as world, ExitStack() as open_:
-        contenders = {OURS: open_.enter_context(_ours(bench, world))}
-        contenders |= {name: open_.enter_context(_crud(bench, workers)) for name, workers in WORKERS.items()}
-        for name, contender in contenders.items():  # the broker compiles what it does often: as in the other benchmarks
+    running: list[str] = []
+
+    def take(contender: _Contender, name: str, connections: int, number: int) -> None:
+        bench.progress.begin(f"crud, {connections} connections, round {number}: {name}", None)
+        _take(bench, wrk, contender, name, connections, number, next(turns), warm_up_s)
+        sample = _take(bench, wrk, contender, name, connections, number, next(turns), seconds)
+        if contender.world is not None:  # what it left undone would burden the next turn
+            sample.more["behind_s"] = settle(contender.world, contender.server)
+        samples.append(sample)
+
+    fewest, next_more = [*AIMS][:2]
+    with bench.world() as world, _ours(bench, world) as without, _crud(bench) as peer:
+        for name, contender in ((WITHOUT, without), (PEER, peer)):  # the broker compiles what it does often
             _take(bench, wrk, contender, name, 256, 0, next(turns), seconds)
         for number in range(1, bench.options.rounds + 1):
-            for connections in AIMS:
-                for name, contender in contenders.items():
-                    bench.progress.begin(f"crud, {connections} connections, round {number}: {name}", None)
-                    take = partial(_take, bench, wrk, contender, name, connections, number)
-                    take(next(turns), warm_up_s)
-                    samples.append(take(next(turns), seconds))
-        for name, contender in contenders.items():
-            _check(bench, contender, name)
+            take(without, WITHOUT, fewest, number)
+            with reacted_to(bench, world, without.server) as server:
+                running = [*server.processes]
+                for connections in AIMS:
+                    take(replace(without, server=server), OURS, connections, number)
+                    take(peer, PEER, connections, number)
+        _check(bench, without, OURS)
+        _check(bench, peer, PEER)
     aims = []
     for connections, wanted in AIMS.items():
         case = _case(connections)
-        found = middle(samples, OURS, case) / middle(samples, TWO, case)
-        aims.append(Aim(f"beside {TWO}, {case}", wanted, found, unit="x"))
+        found = middle(samples, OURS, case) / middle(samples, PEER, case)
+        aims.append(Aim(f"beside {PEER}, {case}", wanted, found, unit="x"))
+    few, more = _case(fewest), _case(next_more)
+    cost = _cost(samples, OURS, few) / _cost(samples, OURS, more)
+    rate = middle(samples, OURS, few) / middle(samples, WITHOUT, few)
+    broker = _cost(samples, OURS, few, "kafka") / _cost(samples, WITHOUT, few, "kafka")
+    beside = f"beside the same without policies and publisher, {few}"
+    aims += [
+        Aim(f"processor time of all processes for a deposit, {few} beside {more}", COST, cost, at_most=True, unit="x"),
+        Aim(beside, RATE_OF_ALL, rate, unit="x"),
+        Aim(f"the broker's processor time for a deposit, {beside}", BROKER, broker, at_most=True, unit="x"),
+    ]
     version = subprocess.run([wrk, "-v"], capture_output=True, text=True, check=False).stdout.split(" [")[0]
-    size = {"accounts": ACCOUNTS, "seconds": seconds, "load_generator": version}
+    size = {"accounts": ACCOUNTS, "seconds": seconds, "load_generator": version, "running": running}
     return Result("crud", f"{title} ({version})", "answers/s", samples, aims, size)
+
+
+def _cost(samples: Iterable[Sample], contender: str, case: str, group: str = "") -> float:
+    """Processor time for an answer, the median of the rounds: of one group of processes, or of all but the load generator's."""
+    return median(
+        sum(spent for name, spent in one.cpu.items() if (name == group if group else name != "client")) / one.count
+        for one in samples
+        if (one.contender, one.case) == (contender, case)
+    )
 
 
 def _case(connections: int) -> str:
@@ -109,13 +144,14 @@ def _case(connections: int) -> str:
 
 @contextmanager
 def _ours(bench: Bench, world: World) -> Iterator[_Contender]:
-    with served(bench, world) as server, progress_of(world) as progress:
+    """Without policies and publisher."""
+    with served(bench, world, reacting=False) as server, progress_of(world) as progress:
         progress.carry_out(bench, _openings(bench), "crud: open accounts", *server.processes.values())
-        yield _Contender(server, world.settings.database, OUTCOMES, (BALANCES,))
+        yield _Contender(server, world.settings.database, OUTCOMES, (BALANCES,), world)
 
 
 @contextmanager
-def _crud(bench: Bench, workers: int) -> Iterator[_Contender]:
+def _crud(bench: Bench) -> Iterator[_Contender]:
     with bench.database() as url:
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute(TABLES)
@@ -124,9 +160,9 @@ def _crud(bench: Bench, workers: int) -> Iterator[_Contender]:
             )
             connection.execute("vacuum analyze")
         port = free_port()
-        flags = ("--port", str(port), "--workers", str(workers))
+        flags = ("--port", str(port), "--workers", str(WORKERS))
         settings = bench.stack.settings(database_url=url)
-        with Process(settings, bench.folder, f"crud-{workers}", "benchmarks.peers.crud", *flags) as process:
+        with Process(settings, bench.folder, "crud", "benchmarks.peers.crud", *flags) as process:
             server = Server(port, {"crud": process})
             wait_for(server, "/", 404)
             yield _Contender(server, url, KEYS, (ROWS, LINES))

@@ -113,11 +113,13 @@ class Client:
     producer: Producer
     enter: Callable[[Order], object]
     """Into the ledger, each before it is sent."""
+    first: int = 0
+    """Of the accounts that are its own."""
     sent: int = 0
 
     def step(self) -> None:
         """One deposit, until it is visible. Raises RunVoid where it is not accepted."""
-        order = Order(self.chance.randrange(CLIENT_ACCOUNTS), 1, order_id(self.chance))
+        order = Order(self.first + self.chance.randrange(CLIENT_ACCOUNTS), 1, order_id(self.chance))
         self.enter(order)
         self.sent += 1
         stream = stream_of(order.account)
@@ -147,10 +149,12 @@ _DEPOSIT = (
 
 
 @contextmanager
-def client_of(world: World, chance: random.Random, enter: Callable[[Order], object]) -> Iterator[Client]:
+def client_of(
+    world: World, chance: random.Random, enter: Callable[[Order], object], first: int = 0
+) -> Iterator[Client]:
     with connect(world.settings, "samefold bench client") as database:
         database.execute(f"listen {CORE_CHANNEL}".encode())
-        yield Client(world, chance, database, clients.producer(world.settings), enter)
+        yield Client(world, chance, database, clients.producer(world.settings), enter, first)
 
 
 def repeat(step: Callable[[], None], count: int) -> list[float]:

@@ -75,7 +75,8 @@ def run(bench: Bench) -> Result:
         aims.append(
             Aim("memory of the API in the second round beside the first", 1.1, second / first, at_most=True, unit="x")
         )
-    size = {"seconds": turns.seconds, "cases": {name: case._asdict() for name, case in CASES.items()}}
+    cases = {name: case._asdict() for name, case in CASES.items()}
+    size = {"seconds": turns.seconds, "cases": cases, "running": [*server.processes]}
     return Result("overload", "Commands done per second under more and more clients", "done/s", samples, aims, size)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +95,14 @@ def _curves(result: Result) -> Figure:
 def _curves_of(axis: Axes, result: Result, case: str) -> None:
     """Milliseconds over percentiles of each contender in one case; the last percentiles get the most room."""
     curves: dict[str, list[float]] = result.plots["curves"]
+    styles = cycle(("-", "--", ":"))
     for contender, of in result.contenders:
         if of != case:
             continue
         curve = curves[f"{contender}, {case}"][:99]
         colour = OURS if contender.startswith("samefold") else "#777777"
-        axis.plot([1 / (1 - n / 100) for n in range(1, 100)], curve, color=colour, label=contender, linewidth=1.8)
+        line: dict[str, Any] = {"color": colour, "linestyle": "-" if colour == OURS else next(styles), "linewidth": 1.8}
+        axis.plot([1 / (1 - n / 100) for n in range(1, 100)], curve, label=contender, **line)
         for percent in (50, 99):
             ms = curve[percent - 1]
             told = f"{ms:.2g} ms" if ms < 10 else f"{ms:.0f} ms"
@@ -116,8 +119,8 @@ def _curves_of(axis: Axes, result: Result, case: str) -> None:
 
 def _divided(result: Result) -> Figure:
     """HTTP: curves of the cases that have some, then the parts of the idle one, then bars of the last."""
-    contenders = list(dict.fromkeys(contender for contender, _ in result.contenders))
     cases = list(dict.fromkeys(case for _, case in result.contenders))
+    contenders = [contender for contender, case in result.contenders if case == cases[-1]]
     figure = Figure(figsize=(9, 9), layout=ConstrainedLayoutEngine(rect=(0, 0.03, 1, 0.95)))
     grid = figure.add_gridspec(3, len(cases) - 1, height_ratios=[4, 4, 1.2])
     for column, case in enumerate(cases[:-1]):

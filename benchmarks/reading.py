@@ -6,12 +6,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import LiteralString
 
+from confluent_kafka import ConsumerGroupTopicPartitions
+from confluent_kafka.admin import AdminClient
+
 from benchmarks.fill import fill_commands
 from benchmarks.processes import Process, wait_until
 from benchmarks.stage import Bench, World
 from benchmarks.workload import Order
 from infra.database.connect import Connection, connect
-from infra.log import topics
+from infra.log import names, topics
 from projections.engine.views.view import CORE
 
 
@@ -38,6 +41,20 @@ class Progressed:
     def answered(self) -> int:
         """Commands whose outcome is visible, where each came to one commit."""
         return self._number("select coalesce(sum(command_offset + 1), 0) from positions where agent = %s", CORE)
+
+    def asked(self) -> int:
+        """Records in `commands`."""
+        return sum(topics.describe(self._world.settings, self._world.commands.name, admin=self._admin).end.values())
+
+    def published(self) -> int:
+        """Records of `events` that the publisher has gone past, by the offsets that it commits with what it publishes."""
+        group = ConsumerGroupTopicPartitions(names.publisher(self._world.settings.group_prefix))
+
+        def committed(client: AdminClient, within_s: float) -> int:
+            [future] = client.list_consumer_group_offsets([group], request_timeout=within_s).values()
+            return sum(max(one.offset, 0) for one in future.result(within_s).topic_partitions)
+
+        return self._admin.ask(committed)
 
     def carry_out(self, bench: Bench, orders: Sequence[Order], what: str, *processes: Process) -> None:
         """Send orders, the world's first, and wait until all have their outcome. Raises BenchmarkStalled."""

@@ -83,6 +83,7 @@ class Bench:
                 "commands_topic": names[0],
                 "events_topic": names[1],
                 "policies_topic": f"bench-{number}-p",  # else a policy is held: the log knows it, and the database is new
+                "public_topic": f"bench-{number}-public",
                 "partitions": PARTITIONS,
                 # this very stack, whatever the environment says of another one
                 "kafka_security_protocol": "PLAINTEXT",

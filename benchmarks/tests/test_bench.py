@@ -20,8 +20,8 @@ from benchmarks.check import BALANCES, OUTCOMES, STATES, RunVoid, check_count, c
 from benchmarks.cli import NAMES
 from benchmarks.crud import Turn
 from benchmarks.fill import DAY, Standing, fill_commands, fill_log
-from benchmarks.http import check_versions
-from benchmarks.http_client import Exchange
+from benchmarks.http import check_versions, children_of
+from benchmarks.http_client import HOST, Exchange
 from benchmarks.http_parts import LAST, PARTS, parts_of
 from benchmarks.overload import check_told
 from benchmarks.plot import draw
@@ -49,8 +49,10 @@ from domain.language import Refusal
 from infra.log.records import Commit, encode
 from infra.log.rule import START, read
 from infra.log.topics import describe, ensure
+from infra.processes.supervisor import Child
 from infra.settings import Settings
 from tests.engine import spine
+from tools.cli import run
 from tools.testing.fixtures import SEED, Samefold
 from tools.testing.waiting import DEADLINE_S, until
 
@@ -189,10 +191,10 @@ def test_each_deposit_has_a_version_of_its_own() -> None:
     ledger = Ledger(2)
     ledger.enter_all(opening_orders(2, random.Random(SEED)))
     ledger.enter_all(deposits(0, 1, 3, SEED))
-    check_versions({0: [4, 2, 3]}, ledger)
+    check_versions({0: [4, 2, 3]}, ledger.version)
     for wrong in ({0: [2, 3, 3]}, {0: [2, 3]}, {0: [2, 3, 4], 1: [2]}, {0: [3, 4, 5]}):
         with pytest.raises(RunVoid, match="versions"):
-            check_versions(wrong, ledger)
+            check_versions(wrong, ledger.version)
 
 
 def test_the_deposits_that_are_there_are_those_that_were_sent_and_all_that_were_answered() -> None:
@@ -261,6 +263,18 @@ def test_a_plot_names_each_contender(tmp_path: Path, name: str) -> None:
     text = " ".join(ET.parse(file).getroot().itertext())  # our own file
     assert all(what in text for what in (*contenders, "wide", "hot", "How fast", "a machine"))
     assert ("aim 900" in text) == (name == "project")
+
+
+# ── what runs ──
+
+
+def test_the_service_of_the_benchmarks_is_what_run_all_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    children: list[Child] = []
+    monkeypatch.setattr(run, "_supervise", lambda _name, _port, make: children.extend(make("here")))
+    run.run_all(host=HOST, port=8000)
+    found = {(child.module, child.arguments) for child in children_of("here", 8000).values()}
+    assert found == {(child.module, child.arguments) for child in children}
+    assert len(children) == len(found)
 
 
 # ── what is not there ──

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from benchmarks import crud, handle, http, jvm, overload, project, rebuild, spark, switch
+from benchmarks import check, crud, handle, http, jvm, overload, project, rebuild, spark, switch
 from benchmarks.check import RunVoid
 from benchmarks.cli import NAMES
 from benchmarks.overload import Case
@@ -52,10 +52,11 @@ RUNS = {
         {"SIZES": {spark.MEASURED: 5_000_000}, "CALLS": spark.CALLS[:1]},
     ),
     "latency": Run({"samefold, send to visible"}, scale=0.05),
-    "http": Run({http.OURS, http.CONSTANT, *http.REQUESTS}, scale=0.01),
+    "http": Run({http.OURS, http.WITHOUT, http.CONSTANT, *http.REQUESTS}, scale=0.01),
     "switch": Run({switch.WAIT, switch.GAP, switch.RELEASE}),
     "jvm": Run({jvm.ONE, jvm.TWO, jvm.WITH_CORE, jvm.REBUILD, *BUILT}),
-    "crud": Run({crud.OURS, *crud.WORKERS}, {"AIMS": {4: 0.1}}),
+    # in the second round policies and publisher start again, and read on
+    "crud": Run({crud.OURS, crud.WITHOUT, crud.PEER}, {"AIMS": {4: 0.1, 8: 0.1}}, rounds=2),
     "growth commits": Run({"0.001 million", "0.002 million"}, {"MARKS": (1, 2)}, "commits"),
     "growth views": Run({"1 view", "3 views"}, {"VIEWS": (1, 3)}, "views"),
     "growth partitions": Run({"1 partition", "3 partitions"}, {"PARTITIONS": (1, 3)}, "partitions"),
@@ -123,6 +124,11 @@ def another_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overload._Turns, "_enter", enter)
 
 
+def more_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if one record had not been published."""
+    monkeypatch.setattr(check, "EVENTS", "select 1 + sum(transactions + 1)::bigint from balances_v2")
+
+
 @pytest.mark.parametrize(
     ("name", "cheat", "found"),
     [
@@ -130,6 +136,7 @@ def another_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         ("spark", another_row, r"balances_v2_r2 \(local\)"),
         ("growth commits", another_sum, "how many, versions, cents"),
         ("overload", another_answer, "account 0 has"),
+        ("http", more_events, "events, beside the records that were published"),
     ],
 )
 def test_a_run_is_void_when_the_end_is_another(
