@@ -92,8 +92,9 @@ def run(bench: Bench) -> Result:
         bench.progress.begin(f"crud, {connections} connections, round {number}: {name}", None)
         _take(bench, wrk, contender, name, connections, number, next(turns), warm_up_s)
         sample = _take(bench, wrk, contender, name, connections, number, next(turns), seconds)
+        require(sample.count > 0, f"{name}: no deposit was answered within {seconds} s")
         if contender.world is not None:  # what it left undone would burden the next turn
-            sample.more["behind_s"] = settle(contender.world, contender.server)
+            sample.more.update(settle(contender.world, contender.server))
         samples.append(sample)
 
     fewest, next_more = [*AIMS][:2]
@@ -183,7 +184,6 @@ def _take(
     require(done.returncode == 0, f"wrk ended with exit code {done.returncode}: {done.stderr}")
     told = json.loads(done.stdout.splitlines()[-1])
     require(not told["errors"], f"{contender}: {told['errors']} connections failed")
-    require(told["succeeded"] > 0, f"{contender}: no deposit of {told['sent']} was answered within {seconds} s")
     to.turns[turn] = Turn(told["sent"], told["succeeded"])
     more = {f"{name}_ms": told[f"{name}_us"] / 1000 for name in ("p50", "p99", "max")}
     more |= {"other_answers": told["others"], "timeouts": told["timeouts"]}

@@ -156,22 +156,28 @@ def _child(bench: Bench, world: World, child: Child, *noting: str) -> Process:
     return bench.process(world, name, *noting, child.module, *child.arguments)
 
 
-def settle(world: World, server: Server) -> float:
-    """Seconds until each command has its outcome, and policies and publisher, if they run, have read the log to its end.
+def settle(world: World, server: Server) -> dict[str, float]:
+    """Wait until each command has its outcome, and policies and publisher, if they run, have read the log to its end.
 
-    Each command must come to one commit. Raises BenchmarkStalled.
+    Each command must come to one commit. Returns the seconds until each of the three was done. Raises BenchmarkStalled.
     """
     began = time.monotonic()
+    behind = {}
     with progress_of(world) as progress:
-        processes = tuple(server.processes.values())
-        wait_until(progress.answered, progress.asked(), processes, lambda _: None, every=0.02)
+        wait = partial(wait_until, processes=tuple(server.processes.values()), advance=lambda _: None, every=0.02)
+        wait(progress.answered, progress.asked())
+        behind["outcomes_behind_s"] = time.monotonic() - began
         end = progress.appended()
-        if "policies" in server.processes:
-            for policy in discover():
-                wait_until(partial(progress.folded, agent_of(policy)), end, processes, lambda _: None, every=0.02)
-        if "publisher" in server.processes:
-            wait_until(progress.published, end, processes, lambda _: None, every=0.02)
-    return time.monotonic() - began
+        following: dict[str, list[Callable[[], int]]] = {
+            "policies": [partial(progress.folded, agent_of(policy)) for policy in discover()],
+            "publisher": [progress.published],
+        }
+        for group, readers in following.items():
+            if group in server.processes:
+                for read in readers:
+                    wait(read, end)
+                behind[f"{group}_behind_s"] = time.monotonic() - began
+    return behind
 
 
 @contextmanager
