@@ -42,6 +42,8 @@ COST, RATE_OF_ALL, BROKER = 1.4, 0.9, 1.3
 """Processor time of all processes for a deposit, with the fewest connections beside the next; there, with policies and publisher
 beside without them, deposits per second and the broker's processor time for one.
 """
+IDLE = "idle"
+"""The processes of the system whose turn it is not."""
 SECONDS, WARM_UP_S = 12, 3
 ACCOUNTS = 1_000
 TIMEOUT_S = 30
@@ -88,10 +90,12 @@ def run(bench: Bench) -> Result:
     turns = (f"t{number}" for number in count(1))
     running: list[str] = []
 
-    def take(contender: _Contender, name: str, connections: int, number: int) -> None:
+    def take(contender: _Contender, name: str, connections: int, number: int, idle: Server) -> None:
         bench.progress.begin(f"crud, {connections} connections, round {number}: {name}", None)
-        _take(bench, wrk, contender, name, connections, number, next(turns), warm_up_s)
-        sample = _take(bench, wrk, contender, name, connections, number, next(turns), seconds)
+        _, sample = (
+            _take(bench, wrk, contender, name, connections, number, next(turns), lasts, idle)
+            for lasts in (warm_up_s, seconds)
+        )
         require(sample.count > 0, f"{name}: no deposit was answered within {seconds} s")
         if contender.world is not None:  # what it left undone would burden the next turn
             sample.more.update(settle(contender.world, contender.server))
@@ -100,14 +104,14 @@ def run(bench: Bench) -> Result:
     fewest, next_more = [*AIMS][:2]
     with bench.world() as world, _ours(bench, world) as without, _crud(bench) as peer:
         for name, contender in ((WITHOUT, without), (PEER, peer)):  # the broker compiles what it does often
-            _take(bench, wrk, contender, name, 256, 0, next(turns), seconds)
+            _take(bench, wrk, contender, name, 256, 0, next(turns), seconds, Server(0, {}))
         for number in range(1, bench.options.rounds + 1):
-            take(without, WITHOUT, fewest, number)
+            take(without, WITHOUT, fewest, number, peer.server)
             with reacted_to(bench, world, without.server) as server:
                 running = [*server.processes]
                 for connections in AIMS:
-                    take(replace(without, server=server), OURS, connections, number)
-                    take(peer, PEER, connections, number)
+                    take(replace(without, server=server), OURS, connections, number, peer.server)
+                    take(peer, PEER, connections, number, server)
         _check(bench, without, OURS)
         _check(bench, peer, PEER)
     aims = []
@@ -131,9 +135,10 @@ def run(bench: Bench) -> Result:
 
 
 def _cost(samples: Iterable[Sample], contender: str, case: str, group: str = "") -> float:
-    """Processor time for an answer, the median of the rounds: of one group of processes, or of all but the load generator's."""
+    """Processor time for an answer, the median of the rounds: of one group of processes, or of all that take part in it."""
     return median(
-        sum(spent for name, spent in one.cpu.items() if (name == group if group else name != "client")) / one.count
+        sum(spent for name, spent in one.cpu.items() if (name == group if group else name not in ("client", IDLE)))
+        / one.count
         for one in samples
         if (one.contender, one.case) == (contender, case)
     )
@@ -170,10 +175,19 @@ def _crud(bench: Bench) -> Iterator[_Contender]:
 
 
 def _take(
-    bench: Bench, wrk: str, to: _Contender, contender: str, connections: int, number: int, turn: str, seconds: int
+    bench: Bench,
+    wrk: str,
+    to: _Contender,
+    contender: str,
+    connections: int,
+    number: int,
+    turn: str,
+    seconds: int,
+    idle: Server,
 ) -> Sample:
     """One turn: what was answered with success, other answers apart. Raises RunVoid where connections fail."""
-    meter = bench.cpu(**{group: [process] for group, process in to.server.processes.items()})
+    groups = {group: [process] for group, process in to.server.processes.items()}
+    meter = bench.cpu(**groups, **{IDLE: [*idle.processes.values()]})
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     options = ("-t1", f"-c{connections}", f"-d{seconds}s", f"--timeout={TIMEOUT_S}s", "-s", str(SCRIPT))
     command = [wrk, *options, f"http://{HOST}:{to.server.port}", "--", turn, str(ACCOUNTS)]
