@@ -36,7 +36,7 @@ from policies.engine.policy import agent_of, discover
 from projections.engine.views.core_views import all_views
 
 OURS = "samefold, request to answer"
-WITHOUT = "the same command without HTTP, send to visible"
+WITHOUT = "the same command without HTTP"
 CONSTANT = "FastAPI and uvicorn, a constant"
 IDLE, STEADY, FULL = "idle", "500/s", "64 connections"
 RATE = 500
