@@ -12,8 +12,6 @@ from infra.log import clients
 from infra.processes.gathering import Window
 from infra.processes.process_end import AGAIN
 
-GATHER_FROM, GATHER_TO = 2, 256
-"""Load is a batch of at least that many commands, after which the next ones are gathered, up to so many."""
 _NOT_YET = {KafkaError._STATE, KafkaError._UNKNOWN_PARTITION, KafkaError._PREV_IN_PROGRESS, KafkaError._OUTDATED}
 """Of a partition that librdkafka does not fetch yet, pauses itself, or does not fetch any more: the next poll shows which."""
 
@@ -24,9 +22,9 @@ class Fetching:
     def __init__(self, group: Group, most: int) -> None:
         self._group = group
         self._most = most
-        self._loaded_at: float | None = None
-        """When the last batch was taken, if it was load."""
         self._window = Window()
+        self._taken_at: float | None = None
+        """When the last batch was taken."""
         self._resumed: set[int] = set()
         """Partitions that were resumed since the last poll, while no other one was fetched."""
 
@@ -67,15 +65,17 @@ class Fetching:
         if self._resumed:
             clients.fetch_at_once(self._group.consumer, self._group.commands.name, self._resumed)
             self._resumed.clear()
-        if self._loaded_at is not None:
-            self._window.took(time.monotonic() - self._loaded_at)
+        if self._taken_at is not None:
+            self._window.took(time.monotonic() - self._taken_at)
+            self._taken_at = None
         messages = self._group.consume(1, seconds)
         if messages:
             messages += self._group.consume(self._most, 0)
-            room = min(GATHER_TO, self._most) - len(messages)
-            if self._loaded_at is not None and room > 0:
+            room = min(self._window.enough, self._most) - len(messages)
+            if room > 0:
                 messages += self._group.consume(room, self._window.seconds)
-            self._loaded_at = time.monotonic() if len(messages) >= GATHER_FROM else None
+            self._window.began(len(messages))
+            self._taken_at = time.monotonic()
         return messages
 
     def _is_gap(self, partition: Partition, offset: int, again: set[int]) -> bool:

@@ -1,4 +1,4 @@
-"""How long to gather under load: about as long as a batch takes."""
+"""How long to gather under load: about as long as a batch takes, or until as many are there as there were lately."""
 
 LONGEST_S = 0.05
 SHARE = 2.0
@@ -6,13 +6,20 @@ SHARE = 2.0
 
 
 class Window:
-    """How long to gather for the next batch, in seconds: a slow machine, or a store that is far away, gets fuller batches.
+    """Follows the last batches, so that a slow machine, or a store that is far away, gets fuller ones.
 
-    It follows the time that the last batches took, and is never longer than `longest_s`, where it begins.
+    Few clients that all wait for their answers are not kept waiting: then no more come than came before.
     """
 
     def __init__(self, longest_s: float = LONGEST_S) -> None:
         self.seconds = self._longest_s = longest_s
+        """How long to gather, at most `longest_s`."""
+        self.enough = 0
+        """There is no need to wait for more."""
+
+    def began(self, count: int) -> None:
+        """A batch of so many was begun."""
+        self.enough = max(count, self.enough // 2)
 
     def took(self, seconds: float) -> None:
         """A batch took so long."""

@@ -29,8 +29,6 @@ BATCH_BYTES = 32 * 1024 * 1024
 """Size at which a batch is full."""
 FEW = 8
 """While another batch runs, or under load, the next one starts at once only with this fraction (1/8) of a full batch."""
-LOADED = 2
-"""Records of a batch that are load: the next ones may gather."""
 LOOK_AGAIN_S = 0.1
 """How often the positions are read while another set of views is live."""
 NEWER_S = 5.0
@@ -149,8 +147,6 @@ class Reader:
         """Whether the next positions decide which of those partitions continue."""
         self._failures = 0
         self._holds = True
-        self._is_loaded = False
-        """The last batch had many records."""
 
     @property
     def own_partitions(self) -> frozenset[int]:
@@ -260,12 +256,12 @@ class Reader:
                 break
             due = min(part.since for part in free.values() if part.buffer) + self.window.seconds
             more_is_known = there < self.batch and any(part.wanted < part.end for part in free.values())
-            may_gather = there < self.batch // FEW and (self._under_way or self._is_loaded)
+            may_gather = there < self.batch // FEW and (self._under_way or there < self.window.enough)
             if now < due and (more_is_known or may_gather):
                 self.due = due
                 break
             takes = self._take(free, now)
-            self._is_loaded = sum(len(records) for _, records in takes.values()) >= LOADED
+            self.window.began(sum(len(records) for _, records in takes.values()))
             self._under_way[lane] = takes.keys()
             self._began[lane] = now
             actions.append(Apply(self.turn, takes, lane))

@@ -17,7 +17,6 @@ from projections.engine.fold.fold import NOTHING_BLOCKED
 from projections.engine.live import reader as reader_module
 from projections.engine.live.reader import (
     AGAIN,
-    LOADED,
     NEWER_S,
     Action,
     Apply,
@@ -209,24 +208,34 @@ def test_a_batch_waits_for_more_only_while_more_is_known_to_come_and_only_so_lon
 
 def test_after_a_batch_of_many_the_next_gathers_and_only_so_long() -> None:
     machine = reading({0: 0}, batch=1_000, longest_s=0.05)
-    assert taken(machine.records(0, some(0, range(LOADED)), LOADED, 7.0)) == {0: list(range(LOADED))}
-    assert machine.done(machine.turn, applied({0: LOADED}), 7.5) == []
-    assert machine.records(0, some(0, [LOADED]), LOADED + 1, 8.0) == []
+    assert taken(machine.records(0, some(0, range(2)), 2, 7.0)) == {0: [0, 1]}
+    assert machine.done(machine.turn, applied({0: 2}), 7.5) == []
+    assert machine.records(0, some(0, [2]), 3, 8.0) == []
     assert machine.due == pytest.approx(8.05)
-    assert taken(machine.tick(8.05)) == {0: [LOADED]}
-    assert machine.done(machine.turn, applied({0: LOADED + 1}), 8.5) == []
-    assert taken(machine.records(0, some(0, [LOADED + 1]), LOADED + 2, 9.0)) == {0: [LOADED + 1]}
+    assert taken(machine.tick(8.05)) == {0: [2]}
+    assert machine.done(machine.turn, applied({0: 3}), 8.5) == []
+    assert taken(machine.records(0, some(0, [3]), 4, 9.0)) == {0: [3]}
+
+
+def test_a_batch_that_is_as_large_as_the_one_before_waits_for_nothing() -> None:
+    """Four clients that wait for their answers send no fifth command meanwhile."""
+    machine = reading({0: 0}, batch=1_000, longest_s=0.05)
+    for number in range(0, 12, 4):
+        assert taken(machine.records(0, some(0, range(number, number + 4)), number + 4, 7.0 + number)) == {
+            0: [*range(number, number + 4)]
+        }
+        assert machine.done(machine.turn, applied({0: number + 4}), 7.01 + number) == []
 
 
 def test_a_batch_gathers_for_about_as_long_as_the_ones_before_took() -> None:
     machine = reading({0: 0}, batch=1_000, longest_s=0.05)
-    for number in range(0, 40, LOADED):
+    for number in range(0, 40, 2):
         now = 10.0 + number
-        machine.records(0, some(0, range(number, number + LOADED)), number + LOADED, now)
+        machine.records(0, some(0, range(number, number + 2)), number + 2, now)
         if machine.due is not None:
             now = machine.due
             machine.tick(now)
-        machine.done(machine.turn, applied({0: number + LOADED}), now + 0.004)
+        machine.done(machine.turn, applied({0: number + 2}), now + 0.004)
     machine.records(0, some(0, [40]), 41, 100.0)
     assert machine.due == pytest.approx(100.008, abs=0.002)
 
