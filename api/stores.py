@@ -30,9 +30,9 @@ from infra.log import clients, topics
 from infra.log.contract import Contract, require_promised
 from infra.log.topics import Topic
 from infra.observability.logs import StatusLog
+from infra.processes.thread import Thread
 from infra.settings import Settings
 from projections.engine.live.lag import VIEWS
-from projections.engine.live.log_reader import Thread
 from projections.engine.live.startup import set_difference
 from projections.engine.store.command_types import CommandType
 from projections.engine.store.positions import AGENTS

@@ -15,13 +15,13 @@ from domain.accounts import AccountOpened, Deposit, MoneyDeposited, MoneyWithdra
 from infra.database.connect import connect
 from infra.log import clients, topics
 from infra.log.rule import START
+from infra.processes.serving import serve
 from infra.settings import Settings
 from policies.engine import At, Send
 from policies.engine.activations import APPEND_S, EVER, ActivationRecord, resume
 from policies.engine.policy import Policy
 from policies.engine.process import Policies
 from projections.balances import VERSION
-from projections.engine.live.process import serve
 
 log = logging.getLogger(__name__)
 

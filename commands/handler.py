@@ -39,8 +39,8 @@ from infra.log.records import Headers, Opening, Record, encode
 from infra.observability import logs, metrics, tracing
 from infra.processes.faultpoints import reach
 from infra.processes.process_end import AGAIN
+from infra.processes.serving import Blocking, in_a_thread, serve_blocking
 from infra.settings import Settings
-from projections.engine.live.process import Blocking, in_a_thread, serve_blocking
 
 log = logging.getLogger(__name__)
 

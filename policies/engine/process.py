@@ -16,13 +16,13 @@ from typing import NoReturn
 
 from infra.errors import SamefoldError
 from infra.processes.process_end import Parts
+from infra.processes.serving import serve
 from infra.settings import Settings
 from policies.engine.policy import Policy, discover
 from policies.engine.relay import Relay
 from policies.engine.webhooks import Webhooks
 from policies.engine.worker import policy_agent
 from projections.engine.live.agent import Agent
-from projections.engine.live.process import serve
 
 log = logging.getLogger(__name__)
 

@@ -20,11 +20,11 @@ from infra.log import clients, names, topics
 from infra.log.clients import KafkaUnavailable
 from infra.observability import logs, metrics
 from infra.processes.process_end import Parts
+from infra.processes.serving import Blocking, in_a_thread, serve_blocking
 from infra.processes.time_limit import serve_main_thread
 from infra.settings import Settings
 from policies.engine.public_schema import Publication, publication
 from policies.engine.publishing import Lane, Work
-from projections.engine.live.process import Blocking, in_a_thread, serve_blocking
 
 log = logging.getLogger(__name__)
 

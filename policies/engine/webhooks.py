@@ -34,11 +34,11 @@ from infra.database.connect import Connection, DatabaseUnavailable, connect, nam
 from infra.errors import SamefoldError, in_words
 from infra.log.clients import KafkaUnavailable
 from infra.observability import logs, metrics
+from infra.processes.thread import Thread
 from infra.settings import Endpoint, Settings
 from policies.engine import posts
 from policies.engine.dead_letters import DeadReason
 from policies.engine.posts import Lane, PendingPost
-from projections.engine.live.log_reader import Thread
 
 log = logging.getLogger(__name__)
 for _name in ("httpx", "httpcore"):

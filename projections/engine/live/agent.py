@@ -26,10 +26,11 @@ from infra.log.clients import KafkaUnavailable
 from infra.observability import logs
 from infra.processes.faultpoints import reach
 from infra.processes.process_end import Parts
+from infra.processes.serving import serve
+from infra.processes.thread import Thread
 from infra.settings import Settings
-from projections.engine.live.log_reader import Fetcher, Thread
+from projections.engine.live.log_reader import Fetcher
 from projections.engine.live.membership import Membership, what_it_knows
-from projections.engine.live.process import serve
 from projections.engine.live.reader import Action, Apply, Reader, ReadPositions, Seek, Stop, Wait, WaitForNewerCode
 from projections.engine.live.worker import Worker
 from projections.engine.store.commit import BatchResult, CommitStatus

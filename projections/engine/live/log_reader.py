@@ -6,11 +6,8 @@ Faust's own client could fetch too, but a record takes four times as much of the
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
-from typing import TypeVar
 
 from confluent_kafka import Consumer, TopicPartition
 
@@ -19,9 +16,8 @@ from infra.log import clients
 from infra.log.records import Record, Traced
 from infra.log.source import is_not_held, named
 from infra.observability import tracing
+from infra.processes.thread import Thread
 from infra.settings import Settings
-
-T = TypeVar("T")
 
 
 class LogReader:
@@ -128,21 +124,6 @@ class LogReader:
         if partitions:
             self._consumer.resume([TopicPartition(self._topic, partition) for partition in partitions])
         self._paused = self._paused - set(partitions)
-
-
-class Thread:
-    """One thread, which makes calls in the order in which they came."""
-
-    def __init__(self, name: str) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
-
-    async def run(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
-
-    def close(self, last: Callable[[], None]) -> None:
-        """End after this last call, without waiting for it."""
-        self._pool.submit(last)
-        self._pool.shutdown(wait=False)
 
 
 class Fetcher:

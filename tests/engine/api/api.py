@@ -16,11 +16,11 @@ from api.server import Server, server_of
 from api.services import Services
 from infra.access import Access, Caller
 from infra.log import topics
+from infra.processes.serving import Serving
 from infra.settings import Settings
 from projections.engine.live import agent as agent_engine
 from projections.engine.live import membership
 from projections.engine.live.agent import Agent, views_agent
-from projections.engine.live.process import Serving
 from tests.engine.api.raw_http import INTERNALS
 from tests.engine.spine import beside, handler, set_up
 from tools.testing.waiting import DEADLINE_S, until

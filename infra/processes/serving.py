@@ -1,4 +1,4 @@
-"""A process of agents, policies, handlers or the publisher: it ends at SIGTERM or SIGINT, or by an error."""
+"""A process of agents, policies, handlers or the publisher: it serves until SIGTERM or SIGINT, or until an error ends it."""
 
 from __future__ import annotations
 
