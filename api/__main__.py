@@ -33,13 +33,13 @@ def main() -> None:
         # lost connections are logged by Samefold, once
         logging.getLogger("psycopg").setLevel(logging.CRITICAL)
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        # uvicorn handles them while it serves, and raises them once more at its end
-        signal.signal(number, lambda *_: None)
 
     def work() -> None:
         port = settings.api_port if arguments.port is None else arguments.port
         server = server_of(settings, arguments.name, arguments.host or settings.api_host, port)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # before it serves, and at its end, where uvicorn raises them once more
+            signal.signal(number, server.handle_exit)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         collect_seldom()
         limit_calls(settings.decide_limit_s)

@@ -6,8 +6,11 @@ The API's process: starts without the stores, finds them, refuses inconsistent o
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import socket
+import subprocess
+import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +31,7 @@ from tests.engine.api.front import api_process, listening_port
 from tests.engine.api.raw_http import answer, connection, head, post
 from tests.engine.spine import handler, scalar, set_up
 from tools.dev.process import Service
+from tools.testing.fixtures import ROOT
 from tools.testing.waiting import DEADLINE_S, until
 
 if TYPE_CHECKING:
@@ -177,6 +181,25 @@ def test_it_ends_soon_when_told_and_answers_every_request_that_waits(world: Sett
         # PostgreSQL takes a moment to end a session whose client has gone
         until(lambda: scalar(world, SESSIONS) == 0, "no connection is left")
     assert "Traceback" not in (tmp_path / "api.log").read_text()
+
+
+@pytest.mark.parametrize("step", ["server_of", "collect_seldom", "limit_calls"])
+def test_a_signal_before_it_serves_ends_it(world: Settings, step: str) -> None:
+    """While it is made, nothing has begun: the signal itself may end the process, as in the moments before."""
+    code = f"""
+import os, signal, sys
+import api.__main__ as process
+step = process.{step}
+def signalled(*arguments):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return step(*arguments)
+process.{step} = signalled
+sys.argv = ["api", "--port", "0"]
+process.main()
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | world.environment(), timeout=DEADLINE_S, check=False)
+    assert done.returncode == (-signal.SIGTERM if step == "server_of" else 0)
 
 
 def listens(port: int) -> bool:
