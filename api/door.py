@@ -9,19 +9,34 @@ import logging
 import re
 import time
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.issuer import Issuer, KeysNotKnown, TokenRefused, Verified
 from api.problems import Problem, kind, kind_of, problem_of
 from api.requests import BAD_HEADER
 from infra.access import Caller
+from infra.errors import SamefoldError
 from infra.observability.logs import Sparing
 from infra.settings import Settings
 
+if TYPE_CHECKING:
+    from api.issuer import Issuer, Verified
+
 log = logging.getLogger(__name__)
 log.addFilter(Sparing(10))
+
+
+class TokenRefused(SamefoldError):
+    """The token is not valid."""
+
+
+class KeysNotKnown(SamefoldError):
+    """The issuer's keys could not be read, so no token of its can be checked."""
+
+    is_public = True
+
 
 NOT_AUTHENTICATED = kind(401, "not-authenticated", "The caller is not authenticated.")
 NOT_ALLOWED = kind(403, "not-allowed", "The caller may not do that.")

@@ -19,6 +19,7 @@ import jwt
 import msgspec
 from jwt import PyJWK
 
+from api.door import KeysNotKnown, TokenRefused
 from api.safe_start import require_https
 from infra.access import Caller
 from infra.errors import SamefoldError
@@ -49,16 +50,6 @@ RESERVED = ("policy:", "operator:")
 """So begins the `by` of commands that no caller sent."""
 OF_OTHERS = frozenset({"nonce", "at_hash", "c_hash", "s_hash", "events"})
 """Claims of ID tokens and security events, which no access token has (OpenID Connect Core, RFC 8417)."""
-
-
-class TokenRefused(SamefoldError):
-    """The token is not valid."""
-
-
-class KeysNotKnown(SamefoldError):
-    """The issuer's keys could not be read, so no token of its can be checked."""
-
-    is_public = True
 
 
 KeySet: TypeAlias = dict[tuple[str | None, str], dict[str, Any]]

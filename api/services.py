@@ -7,12 +7,11 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Self
+from typing import TYPE_CHECKING, Self
 from weakref import WeakValueDictionary
 
 from fastapi import Request
 
-from api.issuer import Issuer
 from api.live_rows import RowFeed
 from api.problems import kind
 from api.stores import StoreChecks
@@ -29,6 +28,9 @@ from infra.processes.process_end import Parts
 from infra.settings import Settings
 from projections.engine.views.core_views import all_views
 from projections.engine.views.view import View
+
+if TYPE_CHECKING:
+    from api.issuer import Issuer
 
 POOL_WAIT_S = 2.0
 """For a connection of the pool."""
@@ -80,9 +82,14 @@ class Services:
         self.stores = StoreChecks(settings, self.pool, name, views)
         self.keys = Keys(settings) if has_personal_fields() else None
         """Of personal values, which are sealed and opened here. None where no context has any."""
-        self.issuer = Issuer(settings, name) if settings.auth == "jwt" else None
+        self.issuer: Issuer | None = None
+        if settings.auth == "jwt":
+            from api.issuer import Issuer  # with two libraries, which take a tenth of the process's start
+
+            self.issuer = Issuer(settings, name)
         self._closing = threading.Event()
         self.appender = Appender(settings, name, self.stores.kafka)
+        self.stores.on_topics = self.appender.prepare
         self.outcomes = OutcomeWaits(settings, self.notifications, name)
         # a request that waits costs next to nothing; one that is refused and sent again, as much as a command
         self.places = Slots(settings.api_max_waiting, TOO_MANY_WAIT, settings.api_wait_s, appended="no")

@@ -155,6 +155,15 @@ class LastingProducer:
         self._renewed_at = float("-inf")
         self.now = producer(settings, connection=connection)
 
+    def prepare(self, topic: str) -> None:
+        """Learn who leads a topic that exists, before its first record. Waits up to AT_ONCE_S.
+
+        librdkafka asks for the topics that it knows when it connects, and for a new one only once a second: so long a first record
+        would wait.
+        """
+        with suppress(KafkaException):
+            self.now.list_topics(topic, AT_ONCE_S)
+
     def poll(self, seconds: float) -> None:
         """Serve delivery reports. Raises what their callbacks raise, ProducerRefused."""
         polled = self.now

@@ -4,6 +4,7 @@ The parent holds the other end of the child's standard input and never writes to
 on every POSIX system, unlike a death signal. Used as `python -m infra.processes.supervised MODULE [ARGUMENT…]`.
 """
 
+import gc
 import os
 import runpy
 import signal
@@ -20,6 +21,7 @@ def _end_with_parent() -> None:
 
 
 def main() -> None:
+    gc.set_threshold(200_000, 10, 10)  # imports make hundreds of thousands of objects, and no garbage
     threading.Thread(target=_end_with_parent, daemon=True, name="parent-watch").start()
     module = sys.argv[1]
     sys.argv = sys.argv[1:]

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 BACKOFF_S = (0.2, 10.0)
 HEALTHY_S = 30.0
 GRACE_S = 15.0
-LOOK_S = 0.05
+LOOK_S = 0.1
 
 _SECRETS_OF = {"webhooks": {"policies.engine.process"}, "master_key_file": {"policies.engine.process", "api"}}
 """The modules that need these; all need Kafka's password and the database's. No other child gets them in its environment."""
@@ -87,7 +87,7 @@ class Supervisor:
 
     def _pause(self, child: Child, failures: int, why: str) -> None:
         child.failures = failures
-        pause = min(BACKOFF_S[0] * 2 ** max(child.failures - 1, 0), BACKOFF_S[1])
+        pause = min(BACKOFF_S[0] * 2 ** (failures - 1), BACKOFF_S[1]) if failures else 0.0
         log.warning("%s %s; starting it again in %.1f s", child.name, why, pause)
         child.due_at = time.monotonic() + pause
 

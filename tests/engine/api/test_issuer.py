@@ -20,7 +20,8 @@ import jwt
 import pytest
 
 from api import issuer as issuers
-from api.issuer import Issuer, KeysNotKnown, TokenRefused
+from api.door import KeysNotKnown, TokenRefused
+from api.issuer import Issuer
 from infra.access import Caller
 from infra.settings import Settings
 from tests.engine.api.tokens import AUDIENCE, IssuerServer, Keys, issuer_server, key_file, locked

@@ -56,6 +56,17 @@ def test_a_process_that_keeps_ending_is_started_less_and_less_often(tmp_path: Pa
     assert "The Zen of Python" in (tmp_path / "zen.log").read_text()
 
 
+def test_a_process_that_was_healthy_is_started_again_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervisor, "HEALTHY_S", 0.0)
+    child = Child("zen", *ENDS)
+    with supervised(tmp_path, child):
+        until(lambda: child.starts == 4, "it is started again and again")
+        assert child.failures == 0
+    assert "starting it again in 0.0 s" in caplog.text
+
+
 def test_a_process_that_cannot_be_started_is_tried_again_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
