@@ -5,23 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
-from typing import NotRequired
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NotRequired
 
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
-from api.issuer import Issuer
 from api.openapi import JSON, Described, responses
 from api.problems import RETRY_AFTER_S, kind, kind_of
 from api.stores import HealthSnapshot, StoreChecks
 from domain.engine.personal.keys import Keys
 from infra.errors import SamefoldError
 from infra.observability import metrics
-from projections.engine.live.lag import Lags, standing_still, tell_lags
+from projections.engine.live.lag import Lags, PartitionLag, standing_still, tell_lags
 from projections.engine.views.view import CORE
+
+if TYPE_CHECKING:
+    from api.issuer import Issuer
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +83,8 @@ class Readiness:
         self._undecided = Lags()
         self._log_at = 0.0
         self._seen: HealthSnapshot | None = None
+        self._told: tuple[Mapping[tuple[str, int], PartitionLag], Sequence[tuple[str, int, str | None]]] = {}, ()
+        """What the gauges have."""
         stores.subscribe(self.checked)
 
     def checks(self) -> Mapping[str, SamefoldError | None]:
@@ -99,7 +103,9 @@ class Readiness:
             self._lags.saw(seen.at, seen.positions, seen.ends)
             decided, ends = ({at: one[which] for at, one in seen.commands.items()} for which in (0, 1))
             self._undecided.saw(seen.at, {"handlers": decided}, ends)
-            tell_lags(self._lags.now | self._undecided.now, seen.views)
+            if (news := (self._lags.now | self._undecided.now, seen.views)) != self._told:
+                self._told = news
+                tell_lags(*news)  # takes longer than all the rest of a check
             if (still := self._standing_still()) and seen.at >= self._log_at:
                 self._log_at = seen.at + LOG_S
                 log.warning("standing still: %s", "; ".join(f"{who}: {what}" for who, what in still.items()))

@@ -47,6 +47,8 @@ for _codec in codecs.codecs.keys() - {"json", "raw"}:
 
 CHECK_S = 5.0
 """How often the topic is compared with the contract."""
+FETCH_S = 0.1, 0.25
+"""How long to wait for records while others are applied, and while none are; partitions that are assigned meanwhile wait too."""
 FAUST_S = 1.0
 """How often to check whether Faust still runs."""
 LEAVE_S = 4.0
@@ -176,7 +178,7 @@ class Agent:
             await self._pause(0.05)
             self._do(self.reader.tick(self._now()))
             return
-        wait = 0.1 if self.reader.due is None else max(self.reader.due - self._now(), 0.0)
+        wait = FETCH_S[self.reader.is_idle] if self.reader.due is None else max(self.reader.due - self._now(), 0.0)
         taken = await self._fetcher.take(wanted, self.settings.batch, wait)
         for partition, (records, end) in taken.items():
             self._do(self.reader.records(partition, records, end, self._now()))

@@ -83,6 +83,7 @@ class Membership:
             # a group leader that knows no partitions yet assigns none until its metadata is this old
             metadata_max_age_ms=5_000,
             max_poll_interval_ms=2**31 - 1,
+            consumer_timeout_ms=5_000,  # how often it looks for something to fetch
         )
         self.consumer.subscribe([self.settings.events_topic], listener=_Rebalance(self, self.consumer))
         starting = asyncio.ensure_future(self.consumer.start())

@@ -237,6 +237,11 @@ class Reader:
             return [WaitForNewerCode(result.stop), *self._ask()]
         return [Stop(result.stop)] if result.stop else self.tick(now)
 
+    @property
+    def is_idle(self) -> bool:
+        """No records wait, or are being applied."""
+        return not self._under_way and not any(part.buffer for part in self._parts.values())
+
     def tick(self, now: float) -> list[Action]:
         """Start batches in the free lanes, unless more records are known to come soon."""
         self.due = None
