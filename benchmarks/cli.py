@@ -9,7 +9,20 @@ from typing import Annotated
 import typer
 
 ALL = "all"
-NAMES = ("handle", "project", "rebuild", "spark", "latency", "http", "switch", "jvm", "crud", "growth", "overload")
+NAMES = (
+    "handle",
+    "project",
+    "rebuild",
+    "spark",
+    "latency",
+    "http",
+    "switch",
+    "jvm",
+    "crud",
+    "growth",
+    "overload",
+    "starts",
+)
 """Each is a module with `run`, in the order in which `all` runs them."""
 GROWTH = ("commits", "views", "partitions", "processes")
 """Its parts, each with a result of its own."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from benchmarks import check, crud, handle, http, jvm, overload, project, rebuild, spark, switch
+from benchmarks import check, crud, handle, http, jvm, overload, project, rebuild, spark, starts, switch
 from benchmarks.check import RunVoid
 from benchmarks.cli import NAMES
 from benchmarks.overload import Case
@@ -64,6 +64,9 @@ RUNS = {
     "overload": Run(
         {overload.NORMAL, overload.DEAF, overload.HOT},
         {"CASES": {overload.NORMAL: Case(10), overload.DEAF: Case(10, deaf=2), overload.HOT: Case(5, accounts=1)}},
+    ),
+    "starts": Run(
+        {*starts.SERVES, starts.ALL, starts.IMPORTS, starts.BACK, starts.IDLE, starts.BROKER, starts.NOBODY}, scale=0.1
     ),
 }
 MEMORY = {"agent_mb", "api_mb", "peak_memory_mb"}
