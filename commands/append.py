@@ -122,7 +122,7 @@ class Appender:
 
     def prepare(self, topic: Topic) -> None:
         """Have the first append to this topic take no longer than others. Blocks; in any thread."""
-        self._producer.prepare(topic.name)
+        clients.learn_leaders(self._producer.now, topic.name)
 
     async def close(self) -> None:
         """Waits a moment for appends under way."""
