@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
+from infra.database.connect import DatabaseUnavailable
 from infra.errors import SamefoldError
 from infra.log import clients, names, topics
 from infra.log.clients import KafkaUnavailable
@@ -25,10 +26,14 @@ from infra.processes.time_limit import serve_main_thread
 from infra.settings import Settings
 from policies.engine.public_schema import Publication, publication
 from policies.engine.publishing import Lane, Work
+from projections.engine.live.log_reader import LogReader
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
+GATHER_MS = 250
+"""How long events gather for a transaction of their partition, which costs the broker as much as ten commands."""
+MOST_BATCHES = 8  # that may wait for a lane
 CHECK_S = 2.0
 """Between two checks of the topics."""
 HANGS_S = 3 * clients.TRANSACTION_MS / 1000
@@ -75,6 +80,8 @@ class Publisher:
             on_commit=lambda _error, _offsets: None,
             on_finished=self._on_finished,
         )
+        gathering = clients.agent_consumer(self.settings, gather_ms=GATHER_MS)
+        self._log = LogReader(self.settings, events.name, gathering, gathers=True)
         self._work = Work(self.settings, self._publication, events, public, most_bytes, consumer)
         self._admin = topics.Admin(self.settings, CHECK_S)
         self._watch = topics.Watch(self.settings, [events, public], self._status, self._admin)
@@ -84,9 +91,11 @@ class Publisher:
             while not self._stopping.is_set():
                 self._poll(consumer)
                 self._check()
+                self._read()
         finally:
             self._parts.over()
             self._drop(list(self._lanes))
+            self._log.close()
             if not self._error:
                 consumer.close()
         if self._error:
@@ -112,7 +121,7 @@ class Publisher:
     def _poll(self, consumer: Consumer) -> None:
         """Let the group assign partitions. They are paused: lanes read them."""
         try:
-            message = consumer.poll(POLL_S)
+            message = consumer.poll(0)
         except KafkaException as raised:
             if not clients.is_finished(raised.args[0]):
                 raise
@@ -152,6 +161,25 @@ class Publisher:
             lane.join(max(deadline - time.monotonic(), 0))
             for gauge in (metrics.PUBLISHER_LAG, metrics.PUBLISHER_STOPPED, metrics.PUBLISHER_STILL):
                 gauge.remove(str(lane.partition))
+
+    def _read(self) -> None:
+        """Give the lanes their records, from one consumer for all. One that is slow holds up no other. Waits up to POLL_S."""
+        inboxes = {partition: inbox for partition, lane in self._lanes.items() if (inbox := lane.inbox)}
+        wanted = {partition: inbox.next for partition, inbox in inboxes.items()}
+        if wanted != self._log.next:
+            self._log.go_on(wanted)
+        full = [partition for partition, inbox in inboxes.items() if inbox.batches.qsize() >= MOST_BATCHES]
+        try:
+            taken = self._log.take(self.settings.batch, POLL_S, full)
+        except (KafkaUnavailable, DatabaseUnavailable) as error:  # the database has the archive's manifest
+            self._status.wrong("log", error.message, "away")
+            self._stopping.wait(POLL_S)
+            return
+        for partition, inbox in inboxes.items():
+            inbox.next = self._log.next[partition]
+            if partition in taken:
+                inbox.batches.put(taken[partition])
+                self._status.well("log", "the log can be read again")
 
     # ── checks ──
 

@@ -11,13 +11,14 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
+from queue import Empty, SimpleQueue
 
 import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from infra.database.connect import DatabaseUnavailable
 from infra.errors import SamefoldError
 from infra.log import clients, names, topics
 from infra.log.clients import KafkaUnavailable
@@ -31,7 +32,6 @@ from infra.settings import Settings
 from policies.engine.policy import LowerVersion
 from policies.engine.public_schema import CONTENT_TYPE, Outgoing, Publication, Writer
 from projections.engine.fold.errors import EngineStop
-from projections.engine.live.log_reader import LogReader
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ SOURCE = "samefold-source"
 """The header of a public record that holds the position after its commit."""
 WITHIN_S = clients.TRANSACTION_MS / 1000
 """For each request of a transaction."""
-POLL_S = 0.1
+POLL_S = 1.0
 IDLE_POSITION_S = 5.0
 """How often the position is committed while nothing is public."""
 RETRY_S = 0.5
@@ -78,6 +78,14 @@ class Work:
     consumer: Consumer
 
 
+@dataclass(slots=True)
+class Inbox:
+    """The records of the log for a lane, from its position on: the publisher puts them in. `next` is the next one's offset."""
+
+    next: int
+    batches: SimpleQueue[list[Record]] = field(default_factory=SimpleQueue)
+
+
 class Lane:
     """One partition, with a thread of its own. `report` gets the error for which the process must end."""
 
@@ -91,6 +99,8 @@ class Lane:
         self._writer = Writer(work.settings, work.publication, work.events.id, work.most_bytes)
         self._status = logs.StatusLog(log, f"publisher, partition {partition}")
         self._stopping = threading.Event()
+        self.inbox: Inbox | None = None
+        """None before it has its position, and after it has stopped."""
         self._disturbed = False
         """Whether the producer ever lost a connection: librdkafka does not report the same error twice within 30 s."""
         self._thread = threading.Thread(target=self._run, name=f"partition {partition}", daemon=True)
@@ -98,6 +108,8 @@ class Lane:
 
     def stop(self) -> None:
         self._stopping.set()
+        if inbox := self.inbox:
+            inbox.batches.put([])
 
     def join(self, seconds: float) -> None:
         """Wait for its end. A lane that goes on for longer does no harm: its successor fences it."""
@@ -109,7 +121,7 @@ class Lane:
             while not self._stopping.is_set():
                 try:
                     self._publish()
-                except (KafkaUnavailable, DatabaseUnavailable) as error:
+                except KafkaUnavailable as error:
                     self._status.wrong("kafka", error.message, "away")
                 except KafkaException as raised:
                     why: KafkaError = raised.args[0]
@@ -127,7 +139,6 @@ class Lane:
     def _publish(self) -> None:
         """Publish until it is stopped, with one producer. Raises KafkaException, and named errors."""
         work = self._work
-        reader = LogReader(work.settings, work.events.name, clients.agent_consumer(work.settings))
         self._disturbed = False
         producer = clients.transactional_producer(
             work.settings, self._transactional_id, work.most_bytes, self._on_error
@@ -140,14 +151,14 @@ class Lane:
                 "publisher, partition %d: version %d continues at offset %d",
                 *(self.partition, work.publication.version, reading.next_offset),
             )
-            reader.go_on({self.partition: reading.next_offset})
-            self._go_on(producer, reader, reading)
+            self.inbox = Inbox(reading.next_offset)
+            self._go_on(producer, self.inbox.batches, reading)
         finally:
             # after an error its transaction is in an unknown state: it is never aborted and used again
             producer.purge()
-            reader.close()
+            self.inbox = None
 
-    def _go_on(self, producer: Producer, reader: LogReader, reading: Reading) -> None:
+    def _go_on(self, producer: Producer, batches: SimpleQueue[list[Record]], reading: Reading) -> None:
         """Publish until it is stopped, or a connection breaks.
 
         librdkafka repeats requests whose connection broke. The first one may still arrive, and would end the producer's next
@@ -156,7 +167,9 @@ class Lane:
         self.reading = reading
         committed_at = time.monotonic()
         while not self._must_end():
-            records = reader.take(self._work.settings.batch, POLL_S).get(self.partition, [])
+            records: list[Record] = []
+            with suppress(Empty):
+                records = batches.get(timeout=POLL_S)
             for outgoing, after, error in self._parts(reading, records):
                 producer.poll(0)
                 if self._must_end():
@@ -177,7 +190,7 @@ class Lane:
     ) -> Iterator[tuple[Sequence[Outgoing], Reading, SamefoldError | None]]:
         """What these records publish, a transaction each, the position after it, and the error that follows."""
         end, counted, _, unreadable = read_readable(reading, records)
-        while True:
+        while counted:
             outgoing, taken, stop = in_main_thread(partial(self._writer.outgoing, self.partition, counted))
             if taken == len(counted):
                 yield outgoing, end, unreadable
@@ -186,6 +199,7 @@ class Lane:
                 reading = _after(counted[taken - 1])
             yield outgoing, reading, stop
             counted = counted[taken:]
+        yield (), end, unreadable
 
     def _must_end(self) -> bool:
         return self._disturbed or self._stopping.is_set()

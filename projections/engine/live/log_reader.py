@@ -23,11 +23,13 @@ from infra.settings import Settings
 class LogReader:
     """Records of a topic by partition, without gaps. `next` is each partition's next offset. Not thread-safe."""
 
-    def __init__(self, settings: Settings, topic: str, consumer: Consumer) -> None:
+    def __init__(self, settings: Settings, topic: str, consumer: Consumer, *, gathers: bool = False) -> None:
         self.next: dict[int, int] = {}
         self._settings = settings
         self._topic = topic
         self._consumer = consumer
+        self._rest_s = 0.005 if gathers else 0.0
+        """How long the other partitions may take to come, of the fetch that a take's first record came with."""
         self._archived: dict[int, Iterator[tuple[list[Record], int]]] = {}
         """Partitions that are read from the archive, up to its end, and then from Kafka again."""
         self._paused: set[int] = set()
@@ -86,7 +88,7 @@ class LogReader:
         # consume(n) waits for all n: wait for the first, then take what has been fetched
         messages = self._consumer.consume(1, wait)
         if messages:
-            messages += self._consumer.consume(most, 0)
+            messages += self._consumer.consume(most, self._rest_s)
         taken: dict[int, list[Record]] = {}
         new = tuple.__new__  # like Record(), in half the time
         tracing_them = tracing.recording()
@@ -134,8 +136,9 @@ class LogReader:
 class Fetcher:
     """Records of the agent's partitions. Each needs a `seek` before its first `take`."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._log = LogReader(settings, settings.events_topic, clients.agent_consumer(settings))
+    def __init__(self, settings: Settings, gather_ms: int = 0) -> None:
+        consumer = clients.agent_consumer(settings, gather_ms=gather_ms)
+        self._log = LogReader(settings, settings.events_topic, consumer, gathers=gather_ms > 0)
         """Used only in the thread."""
         self._thread = Thread("fetch")
         self._sought: dict[int, int] = {}

@@ -240,6 +240,61 @@ def test_much_at_once_is_several_transactions(world: Settings, log: Log, public:
     assert topics.describe(world, world.public_topic).end[log.partition("a")] >= 80
 
 
+@pytest.fixture
+def running(world: Settings, log: Log) -> Iterator[Publisher]:
+    """A publisher in a thread of this process, which has published the first event of each of ten accounts."""
+    one = Publisher(world, publication(), "p1")
+    thread = threading.Thread(target=one.run)
+    thread.start()
+    with reader(world) as public:
+        for number in range(10):
+            log.deposit(f"x{number}")
+        public.wait(log.accepted)
+    yield one
+    one.stop()
+    thread.join(30)
+
+
+@pytest.mark.usefixtures("running")
+def test_events_gather_for_a_transaction(world: Settings, log: Log, public: Reader) -> None:
+    partition = log.partition("x1")
+    before = topics.describe(world, world.public_topic).end[partition]
+    for _ in range(40):
+        log.deposit("x1")
+        time.sleep(0.01)
+    public.wait(log.accepted)
+    public.require_exactly(log.accepted)
+    # each transaction ends with a record of its own; alone each of the events would have one
+    assert topics.describe(world, world.public_topic).end[partition] - before - 40 < 20
+
+
+@pytest.mark.usefixtures("running")
+def test_a_slow_partition_holds_up_no_other(
+    world: Settings, log: Log, public: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is paused while batches wait for it, and goes on without a gap."""
+    slow, goes_on = f"partition {log.partition('x1')}", threading.Event()
+
+    def hook(point: str) -> None:
+        if point == "public records sent" and threading.current_thread().name == slow:
+            goes_on.wait(60)
+
+    monkeypatch.setattr("policies.engine.publisher.MOST_BATCHES", 2)
+    monkeypatch.setattr("infra.processes.faultpoints.hook", hook)
+    for _ in range(6):
+        for number in range(10):
+            log.deposit(f"x{number}", count=2)
+        time.sleep(0.3)  # they are batches of their own
+    others = [one for one in log.accepted if log.partition(one[9:11]) != log.partition("x1")]
+    try:
+        public.wait(others)
+        assert not set(log.accepted) <= set(public.ids)
+    finally:
+        goes_on.set()
+    public.wait(log.accepted)
+    public.require_exactly(log.accepted)
+
+
 @pytest.mark.slow
 def test_two_share_the_partitions(world: Settings, log: Log, public: Reader, tmp_path: Path) -> None:
     with publisher(world, tmp_path, "p1") as one, publisher(world, tmp_path, "p2") as two:
