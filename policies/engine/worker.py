@@ -15,6 +15,7 @@ from infra.log.contract import Contract, check_contract
 from infra.log.records import Record
 from infra.log.rule import Reading
 from infra.log.topics import Admin
+from infra.processes.gathering import Window
 from infra.settings import Settings
 from policies.engine import activations
 from policies.engine.outbox import view_of
@@ -28,6 +29,8 @@ from projections.engine.views.view import POLICY
 
 LOOK_AGAIN_S = 0.5
 """How often a policy that is not live checks whether it is."""
+GATHER_MS = 50
+"""How long events gather for a policy: no client waits for what it wishes, and a fetch costs as much as many events."""
 HELD = -1
 """In place of the live version, where the database is new to the policy: no code has it."""
 
@@ -106,11 +109,12 @@ def policy_agent(settings: Settings, policy: Policy, name: str) -> Agent:
     reader = Reader(
         {policy.agent: policy.version},
         batch=settings.batch,
+        window=Window(0),  # what gathers has gathered
         difference=difference,
         look_again=LOOK_AGAIN_S,
         waits=EngineStop,  # its partitions stay this process's, and what it wished before is sent
     )
-    return Agent(settings, PolicyWorker(settings, policy, name), reader, name)
+    return Agent(settings, PolicyWorker(settings, policy, name), reader, name, gather_ms=GATHER_MS)
 
 
 def difference(live: Mapping[str, int], code: Mapping[str, int]) -> str | None:

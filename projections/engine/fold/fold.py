@@ -230,6 +230,8 @@ def fold(plan: Plan, batch: Decoded, held: RowCache, blocked: Blocked = NOTHING_
     """
     checked = plan.inexact
     inexact: frozenset[str] | None = None
+    if not batch.items:  # no author's function is called
+        return _fold(plan, batch, held, blocked, checked)[0]
     try:
         changes, replaced = in_main_thread(partial(_fold, plan, batch, held, blocked, checked))
         inexact = frozenset(

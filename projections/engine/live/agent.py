@@ -73,7 +73,7 @@ class _App(faust.App):  # type: ignore[misc]
 class Agent:
     """One agent: a worker, fed by a reader. `run` returns after `stop`, or raises the error that ended it."""
 
-    def __init__(self, settings: Settings, work: Worker, reader: Reader, name: str) -> None:
+    def __init__(self, settings: Settings, work: Worker, reader: Reader, name: str, *, gather_ms: int = 0) -> None:
         self.settings = settings
         self.name = name
         self.code = reader.code
@@ -87,7 +87,7 @@ class Agent:
         self._status = logs.StatusLog(log, f"agent {name}")
         self._app: Any = None
         self._channels: list[Any] = []
-        self._fetcher = Fetcher(settings)
+        self._fetcher = Fetcher(settings, gather_ms)
         group = names.agents(settings.group_prefix, work.agent) + what_it_knows(self.code, own_event_types())
         self._member = Membership(settings, group, name, self.parts, self._status, self._assigned)
 
