@@ -19,6 +19,7 @@ NAMES = (
     "switch",
     "jvm",
     "crud",
+    "reads",
     "growth",
     "overload",
     "starts",

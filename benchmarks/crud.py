@@ -6,25 +6,21 @@ All processes that `make run` starts are running; with the fewest connections it
 
 from __future__ import annotations
 
-import json
-import resource
 import shutil
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import count
-from pathlib import Path
 from statistics import median
 from typing import LiteralString, NamedTuple
 from uuid import UUID
 
 import psycopg
 
+from benchmarks import wrk
 from benchmarks.check import BALANCES, require
 from benchmarks.http import Server, reacted_to, served, settle, wait_for
-from benchmarks.http_client import HOST
 from benchmarks.peers.crud import TABLES
 from benchmarks.processes import Process, free_port
 from benchmarks.reading import progress_of
@@ -46,10 +42,8 @@ IDLE = "idle"
 """The processes of the system whose turn it is not."""
 SECONDS, WARM_UP_S = 12, 3
 ACCOUNTS = 1_000
-TIMEOUT_S = 30
 STRIDE = 7_919
 """As in the script: what its nth request is for."""
-SCRIPT = Path(__file__).with_name("peers") / "deposits.lua"
 INSTALL = (
     "install `wrk` (apt-get or brew install wrk). Other load generators send the same headers with each request, "
     "so that all would have one idempotency key."
@@ -82,8 +76,8 @@ class _Contender:
 
 def run(bench: Bench) -> Result:
     title = "Deposits answered when done, per second"
-    wrk = shutil.which("wrk")
-    if wrk is None:
+    program = shutil.which("wrk")
+    if program is None:
         return Result("crud", title, "answers/s", [], [], {}, {}, [f"{OURS}, {WITHOUT}, {PEER}: {INSTALL}"])
     samples: list[Sample] = []
     warm_up_s, seconds = (bench.options.scaled(each, least=2) for each in (WARM_UP_S, SECONDS))
@@ -93,7 +87,7 @@ def run(bench: Bench) -> Result:
     def take(contender: _Contender, name: str, connections: int, number: int, idle: Server) -> None:
         bench.progress.begin(f"crud, {connections} connections, round {number}: {name}", None)
         _, sample = (
-            _take(bench, wrk, contender, name, connections, number, next(turns), lasts, idle)
+            _take(bench, program, contender, name, connections, number, next(turns), lasts, idle)
             for lasts in (warm_up_s, seconds)
         )
         require(sample.count > 0, f"{name}: no deposit was answered within {seconds} s")
@@ -104,7 +98,7 @@ def run(bench: Bench) -> Result:
     fewest, next_more = [*AIMS][:2]
     with bench.world() as world, _ours(bench, world) as without, _crud(bench) as peer:
         for name, contender in ((WITHOUT, without), (PEER, peer)):  # the broker compiles what it does often
-            _take(bench, wrk, contender, name, 256, 0, next(turns), seconds, Server(0, {}))
+            _take(bench, program, contender, name, 256, 0, next(turns), seconds, Server(0, {}))
         for number in range(1, bench.options.rounds + 1):
             take(without, WITHOUT, fewest, number, peer.server)
             with reacted_to(bench, world, without.server) as server:
@@ -129,7 +123,7 @@ def run(bench: Bench) -> Result:
         Aim(beside, RATE_OF_ALL, rate, unit="x"),
         Aim(f"the broker's processor time for a deposit, {beside}", BROKER, broker, at_most=True, unit="x"),
     ]
-    version = subprocess.run([wrk, "-v"], capture_output=True, text=True, check=False).stdout.split(" [")[0]
+    version = wrk.version(program)
     size = {"accounts": ACCOUNTS, "seconds": seconds, "load_generator": version, "running": running}
     return Result("crud", f"{title} ({version})", "answers/s", samples, aims, size)
 
@@ -176,7 +170,7 @@ def _crud(bench: Bench) -> Iterator[_Contender]:
 
 def _take(
     bench: Bench,
-    wrk: str,
+    program: str,
     to: _Contender,
     contender: str,
     connections: int,
@@ -188,21 +182,13 @@ def _take(
     """One turn: what was answered with success, other answers apart. Raises RunVoid where connections fail."""
     groups = {group: [process] for group, process in to.server.processes.items()}
     meter = bench.cpu(**groups, **{IDLE: [*idle.processes.values()]})
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    options = ("-t1", f"-c{connections}", f"-d{seconds}s", f"--timeout={TIMEOUT_S}s", "-s", str(SCRIPT))
-    command = [wrk, *options, f"http://{HOST}:{to.server.port}", "--", turn, str(ACCOUNTS)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds + 60)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = meter.spent() | {"client": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 2)}
+    port = to.server.port
+    load = wrk.load(program, "deposits.lua", contender, port, connections, seconds, turn, str(ACCOUNTS))
+    cpu = meter.spent() | {"client": round(load.cpu_s, 2)}
     to.server.check()
-    require(done.returncode == 0, f"wrk ended with exit code {done.returncode}: {done.stderr}")
-    told = json.loads(done.stdout.splitlines()[-1])
-    require(not told["errors"], f"{contender}: {told['errors']} connections failed")
-    to.turns[turn] = Turn(told["sent"], told["succeeded"])
-    more = {f"{name}_ms": told[f"{name}_us"] / 1000 for name in ("p50", "p99", "max")}
-    more |= {"other_answers": told["others"], "timeouts": told["timeouts"]}
-    succeeded, took = told["succeeded"], told["us"] / 1e6
-    return Sample(contender, _case(connections), number, succeeded / took, succeeded, took, cpu, more)
+    to.turns[turn] = Turn(load.sent, load.succeeded)
+    rate = load.succeeded / load.seconds
+    return Sample(contender, _case(connections), number, rate, load.succeeded, load.seconds, cpu, load.more)
 
 
 def _check(bench: Bench, of: _Contender, name: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from benchmarks import check, crud, handle, http, jvm, overload, project, rebuild, spark, starts, switch
+from benchmarks import check, crud, handle, http, jvm, overload, project, reads, rebuild, spark, starts, switch
 from benchmarks.check import RunVoid
 from benchmarks.cli import NAMES
 from benchmarks.overload import Case
@@ -57,6 +57,7 @@ RUNS = {
     "jvm": Run({jvm.ONE, jvm.TWO, jvm.WITH_CORE, jvm.REBUILD, *BUILT}),
     # in the second round policies and publisher start again, and read on
     "crud": Run({crud.OURS, crud.WITHOUT, crud.PEER}, {"AIMS": {4: 0.1, 8: 0.1}}, rounds=2),
+    "reads": Run({reads.OURS, reads.PEER}, {"AIMS": {4: 0.1}}),
     "growth commits": Run({"0.001 million", "0.002 million"}, {"MARKS": (1, 2)}, "commits"),
     "growth views": Run({"1 view", "3 views"}, {"VIEWS": (1, 3)}, "views"),
     "growth partitions": Run({"1 partition", "3 partitions"}, {"PARTITIONS": (1, 3)}, "partitions"),
@@ -85,7 +86,7 @@ def test_all_that_it_names_is_measured(
     name: str, stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result: Result = run(name, stack, tmp_path, monkeypatch)
-    if name == "crud" and result.not_run:
+    if name in ("crud", "reads") and result.not_run:
         assert "install `wrk`" in result.not_run[0]
         return
     assert set(RUNS[name].measured) <= {what for contender in result.contenders for what in contender}
