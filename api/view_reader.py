@@ -8,7 +8,8 @@ import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from copy import copy
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 from fastapi import Request
@@ -19,21 +20,26 @@ from api.requests import watched
 from api.waits import Moved, Notifications, Slots
 from domain.engine.personal.keys import Keys
 from domain.engine.personal.tokens import key_ids, opened
-from infra.access import Rows
-from infra.database.connect import named_errors
+from infra.access import BadAccess, Rows
+from infra.database.connect import ValueRefused, named_errors
 from infra.database.deadline import Connection, Pool
 from infra.errors import SamefoldError
 from infra.settings import Settings
 from projections.engine.live.lag import VIEWS
 from projections.engine.live.startup import HOW_IT_GOES_LIVE
 from projections.engine.views import queries
-from projections.engine.views.queries import Found, Query
+from projections.engine.views.queries import Found, Query, Shape
 from projections.engine.views.sql_views import STOPPED
 from projections.engine.views.token import Token
 from projections.engine.views.view import View
 
 READ_AGAIN_S = 1.0
 """A waiting request reads again after so long without a notification: one may be lost."""
+
+GATHER_S = 0.02
+"""A read waits no longer for a query that was sent before; on an idle machine one takes a millisecond."""
+MOST_GATHERED = 100
+"""Rows in one query."""
 
 CORRECT_IT = "Its code must be corrected: `samefold views` says why it stopped."
 TOO_MANY_READERS = kind(429, "too-many-readers", "Too many readers wait for the read model already.", 1)
@@ -76,6 +82,8 @@ class ViewReader:
         self._positions = positions
         self._tables: dict[str, str] = {}
         self._takes_last_rows = False
+        self._gathering: dict[tuple[str, Shape, bool], Gathering] = {}
+        """By view, shape of `only` and whether last rows are taken, as long as some are read."""
 
     def with_last_rows(self) -> ViewReader:
         """The same, but of a stopped view it reads the last rows."""
@@ -86,8 +94,17 @@ class ViewReader:
     async def by_keys(self, view: View, keys: Sequence[Values], only: Sequence[Rows] = ()) -> Found:
         """The rows with these keys, and which of their streams are parked. Raises ViewNotLive, DatabaseUnavailable.
 
-        `only`: see `queries.by_keys`. Raises BadAccess.
+        `only`: see `queries.by_keys`. Raises BadAccess. Single rows that are asked for at the same time are read by one query.
         """
+        if len(keys) != 1:
+            return await self._by_keys(view, keys, only)
+        kind = view.name, only[0].shape if only else (), self._takes_last_rows
+        if (gathering := self._gathering.get(kind)) is None:
+            end = partial(self._gathering.pop, kind)
+            gathering = self._gathering[kind] = Gathering(view, partial(self._by_keys, view), end)
+        return await gathering.read(keys[0], *only)
+
+    async def _by_keys(self, view: View, keys: Sequence[Values], only: Sequence[Rows]) -> Found:
         streams = [stream for key in keys if (stream := stream_of(view, key)) is not None]
         return await self._ask(view, lambda table: queries.by_keys(view, table, self._topic, keys, streams, only))
 
@@ -199,6 +216,72 @@ class ViewReader:
         if not stopped:
             self._tables[view.name] = str(table)
         return str(table)
+
+
+class _Read(NamedTuple):
+    key: Values
+    only: tuple[Rows, ...]
+    """One, or none."""
+    found: asyncio.Future[Found]
+
+
+class Gathering:
+    """Reads of single rows: those that begin while a query is under way are answered by the next one, never by that one.
+
+    So each sees what was committed before it began. `end` is called when none is left.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        read: Callable[[Sequence[Values], Sequence[Rows]], Awaitable[Found]],
+        end: Callable[[], object],
+    ) -> None:
+        self._view = view
+        self._read = read
+        self._end = end
+        self._waiting: list[_Read] = []
+        self._queries: set[asyncio.Task[None]] = set()
+
+    async def read(self, key: Values, *only: Rows) -> Found:
+        """What a query for this row alone would find, and raise."""
+        loop = asyncio.get_running_loop()
+        self._waiting.append(read := _Read(key, only, loop.create_future()))
+        if len(self._waiting) == 1:
+            # also without a query under way not at once: the requests that came together are yet to be begun
+            self._due = loop.call_later(GATHER_S if self._queries else 0, self._send)
+        return await read.found
+
+    def _send(self) -> None:
+        self._due.cancel()
+        reads, self._waiting = self._waiting, []
+        for start in range(0, len(reads), MOST_GATHERED):
+            query = asyncio.create_task(self._answer(reads[start : start + MOST_GATHERED]))
+            self._queries.add(query)
+            query.add_done_callback(self._answered)
+
+    def _answered(self, query: asyncio.Task[None]) -> None:
+        self._queries.discard(query)
+        if self._waiting:
+            self._send()
+        elif not self._queries:
+            self._end()
+
+    async def _answer(self, reads: Sequence[_Read]) -> None:
+        """In a task of its own: a read that is cancelled ends no other."""
+        try:
+            found = await self._read([read.key for read in reads], [rows for read in reads for rows in read.only])
+        except Exception as error:
+            if len(reads) > 1 and isinstance(error, ValueRefused | BadAccess):  # of one of them, perhaps
+                for read in reads:
+                    await self._answer([read])
+            for read in reads:
+                if not read.found.done():
+                    read.found.set_exception(error)
+            return
+        for number, read in enumerate(reads, start=1):
+            if not read.found.done():
+                read.found.set_result(found if len(reads) == 1 else found.of(number, stream_of(self._view, read.key)))
 
 
 _LIVE_TABLE = f"""

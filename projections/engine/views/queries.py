@@ -56,6 +56,12 @@ class Found(NamedTuple):
     stopped: tuple[str, str] | None
     """Where the rows are the last ones of a stopped view: the reason's code, and since when as ISO time."""
 
+    def of(self, number: int, stream: str | None) -> Found:
+        """What a query for the key with this number alone would have found; `stream` is its."""
+        rows = [Row(1, row.json) for row in self.rows if row.number == number]
+        since = {parked: at for parked, at in self.parked_since.items() if parked == stream}
+        return self._replace(rows=rows, parked_since=since, has_personal=any(may_hold(bytes(row.json)) for row in rows))
+
 
 class Row(NamedTuple):
     """A row as JSON, with the number of the key asked for (from 1), or its place in the page."""
