@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import Self
 
@@ -36,7 +37,7 @@ class OtherLog(SamefoldError):
     is_public = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Token:
     """{topic id: {partition: next offset}}. Partitions that it does not name are not required."""
 
@@ -98,6 +99,10 @@ class Token:
                 )
 
     def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:  # made once: reads that share a query share its position
         topics = (f"~{topic_id}{''.join(_runs(self.positions[topic_id]))}" for topic_id in sorted(self.positions))
         return _FORMAT + "".join(topics)
 
