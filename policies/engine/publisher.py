@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 GATHER_MS = 250
-"""How long events gather for a transaction of their partition, which costs the broker as much as ten commands."""
+"""How long events gather for a transaction of their partition, which costs the broker as much as one to four commands."""
 MOST_BATCHES = 8  # that may wait for a lane
 CHECK_S = 2.0
 """Between two checks of the topics."""

@@ -30,7 +30,7 @@ from projections.engine.views.view import POLICY
 LOOK_AGAIN_S = 0.5
 """How often a policy that is not live checks whether it is."""
 GATHER_MS = 50
-"""How long events gather for a policy: no client waits for what it wishes, and a fetch costs as much as many events."""
+"""How long events gather for a policy: no client waits for what it wishes, and a fetch costs the broker as much as a command."""
 HELD = -1
 """In place of the live version, where the database is new to the policy: no code has it."""
 
