@@ -134,6 +134,8 @@ def test_with_an_sdk_one_trace_leads_from_the_request_to_the_rows(api: Api, monk
         names = ["POST /accounts/{stream_id}/open-account", "append", "decide", "fold"]
         until(lambda: set(names) <= spans().keys(), "all spans have ended")
         found = spans()
+        told = [span.name for span in exporter.get_finished_spans()]
+    assert told.count(names[0]) == 1
     post, append, decide, fold = (found[name] for name in names)
     assert {trace_id(span) for span in (post, append, decide, fold)} == {TRACE}
     parents = [CALLER, span_id(post), span_id(append), span_id(decide)]
