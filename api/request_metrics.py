@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
+from functools import cache
 
 from opentelemetry import context
 from opentelemetry.trace import Span, SpanKind
@@ -92,4 +93,8 @@ def correlation_id(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
 
 
 def _observe(scope: Scope, status: int, seconds: float) -> None:
-    metrics.HTTP_REQUESTS.labels(method_of(scope), route_of(scope), str(status)).observe(seconds)
+    _timer(method_of(scope), route_of(scope), str(status)).observe(seconds)
+
+
+_timer = cache(metrics.HTTP_REQUESTS.labels)
+"""Bounded, as its labels are."""

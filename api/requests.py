@@ -15,7 +15,6 @@ from urllib.parse import quote, unquote_to_bytes
 from uuid import uuid4
 
 from fastapi import Request
-from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.problems import ClientGone, Problem, invalid, kind
@@ -35,7 +34,9 @@ _PLAIN = "!$&'()*+,;=:@"
 _IN_QUOTES = r'[ !#-\[\]-~]|\\["\\]'
 _BARE_CHARACTER = r"[!#-+\--:<-\[\]-~]"
 """Visible ASCII without quote, comma, semicolon and backslash, which would make it two keys or none."""
-_QUOTED = re.compile(rf'"((?:{_IN_QUOTES})*)"').fullmatch
+_QUOTED = re.compile(r'"((?:[ !#-\[\]-~]++|\\["\\])*+)"').fullmatch
+"""Runs of `_IN_QUOTES` at once: half the time."""
+_UNESCAPED = re.compile(r'\\(["\\])').sub
 _BARE = re.compile(rf"{_BARE_CHARACTER}+").fullmatch
 KEY = rf'^("({_IN_QUOTES}){{1,{MAX_ID_BYTES}}}"|{_BARE_CHARACTER}{{1,{MAX_ID_BYTES}}})$'
 """The pattern of an Idempotency-Key."""
@@ -119,7 +120,7 @@ def idempotency_key(request: Request) -> tuple[str, bool]:
     if value is None:
         return str(uuid4()), False
     string = _QUOTED(value)
-    key = re.sub(r'\\(["\\])', r"\1", string[1]) if string else value if _BARE(value) else ""
+    key = _UNESCAPED(r"\1", string[1]) if string else value if _BARE(value) else ""
     if not 0 < len(key) <= MAX_ID_BYTES:
         raise BAD_HEADER(
             f'Idempotency-Key must be a string like "8e03978e-40d5", of 1 to {MAX_ID_BYTES} printable ASCII characters.'
@@ -129,7 +130,7 @@ def idempotency_key(request: Request) -> tuple[str, bool]:
 
 def quoted(key: str) -> str:
     """A key as the value of a header."""
-    return '"' + re.sub(r'(["\\])', r"\\\1", key) + '"'
+    return '"' + key.replace("\\", r"\\").replace('"', r"\"") + '"'
 
 
 def expected_version(request: Request) -> int | None:
@@ -199,14 +200,15 @@ async def body_of(request: Request, most: int) -> bytes:
     declared = request.headers.get("Content-Length", "")
     if declared.isdecimal() and int(declared[:20]) > most:
         raise _too_large(most)
-    body = bytearray()
-    try:
-        async for part in request.stream():
-            body += part
-            if len(body) > most:
-                raise _too_large(most)
-    except ClientDisconnect:
-        raise ClientGone from None
+    body, is_more = bytearray(), True
+    while is_more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        body += message.get("body", b"")
+        if len(body) > most:
+            raise _too_large(most)
+        is_more = message.get("more_body", False)
     return bytes(body.removeprefix(BOM_UTF8))
 
 

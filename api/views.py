@@ -144,9 +144,9 @@ def require_promises(services: Services) -> None:
             raise problem_of(error)
 
 
-def answered(request: Request, tag: str, found: Found, body: bytes, headers: Mapping[str, str]) -> Response:
-    """200, or 304 where the client has it."""
-    seen = {"ETag": f'W/"{tag}"', **_as_of(found), **headers}
+def answered(request: Request, tag: str, at: Mapping[str, str], body: bytes, headers: Mapping[str, str]) -> Response:
+    """200, or 304 where the client has it. `at` are the headers of `_as_of`."""
+    seen = {"ETag": f'W/"{tag}"', **at, **headers}
     given = ",".join(request.headers.getlist("If-None-Match"))
     # by the weak comparison that RFC 9110 asks for there (section 13.1.2)
     if given.strip() == "*" or tag in _ETAG.findall(given):
@@ -183,7 +183,8 @@ async def _row(view: View, request: Request) -> Response:
     refuse_unknown(request, {"after", IF_STOPPED})
     views = _reader(request)
     found = await found_by(view, request, lambda: views.by_keys(view, [key], [only] if only else ()))
-    position, at = str(found.position), _as_of(found)
+    at = _as_of(found)
+    position = at["Samefold-Position"]
     if only and not found.rows:  # also where it is parked: that would reveal the row
         raise NO_ROW(headers=at, position=position)
     if (since := parked_since(view, found, key)) is not None:
@@ -193,7 +194,7 @@ async def _row(view: View, request: Request) -> Response:
         raise NO_ROW(headers=at, position=position)
     [row] = await views.shown(found)
     body = msgspec.json.encode(row_members(view, found, row) | {"position": position})
-    return answered(request, row_tag(view, found, row), found, body, _applied(request))
+    return answered(request, row_tag(view, found, row), at, body, _applied(request))
 
 
 async def _page(view: View, request: Request) -> Response:
@@ -211,11 +212,12 @@ async def _page(view: View, request: Request) -> Response:
         # of the row as it is stored: so the table is ordered, and addresses end up in logs
         cursor = asked.cursor_after(_texts(view, found.rows[asked.limit - 1].json))
         next_page = f"{path_of('views', view.name)}?{urlencode([*asked.rest, ('cursor', cursor)])}"
-    position = str(found.position)
+    at = _as_of(found)
+    position = at["Samefold-Position"]
     body = msgspec.json.encode({"items": rows, "next": next_page, "position": position, "parked": found.parked})
     tag = content_tag(*rows, (next_page or "").encode(), b"%a" % found.parked)
     link = {"Link": f'<{next_page}>; rel="next"'} if next_page else {}
-    return answered(request, tag, found, body, link | _applied(request))
+    return answered(request, tag, at, body, link | _applied(request))
 
 
 async def _live(view: View, request: Request) -> Response:

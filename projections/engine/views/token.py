@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 from typing import Self
 
 from infra.errors import SamefoldError
@@ -109,10 +108,10 @@ class Token:
 
 def _runs(partitions: Mapping[int, int]) -> Iterator[str]:
     """Consecutive partitions are one run, which names only the first."""
-    numbered = enumerate(sorted(partitions))
-    for _, run in groupby(numbered, lambda pair: pair[1] - pair[0]):
-        members = [partition for _, partition in run]
-        yield f".{'-'.join(map(str, (members[0], *(partitions[partition] for partition in members))))}"
+    following = None
+    for partition in sorted(partitions):
+        yield f"-{partitions[partition]}" if partition == following else f".{partition}-{partitions[partition]}"
+        following = partition + 1
 
 
 def _partitions(text: str) -> dict[int, int]:
