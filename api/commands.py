@@ -101,7 +101,7 @@ class CommandRef:
 
 def router_of(contexts: Mapping[str, Context], bodies: list[Body]) -> APIRouter:
     """The routes of all commands, whose bodies are added to `bodies`. Raises BadContext."""
-    router = APIRouter(route_class=openapi.Described)
+    router = APIRouter()
     for context in contexts.values():
         if context.name in RESERVED:
             raise BadContext(

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
-from api.openapi import JSON, Described, responses
+from api.openapi import JSON, responses
 from api.problems import RETRY_AFTER_S, kind, kind_of
 from api.stores import HealthSnapshot, StoreChecks
 from domain.engine.personal.keys import Keys
@@ -154,7 +154,7 @@ class Readiness:
 
 
 def router() -> APIRouter:
-    routes = APIRouter(route_class=Described)
+    routes = APIRouter()
     routes.add_api_route("/health/live", _live, tags=["health"], response_model=dict[str, str])
     routes.add_api_route(
         "/health/ready",

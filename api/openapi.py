@@ -6,19 +6,16 @@ way through the framework, so `api/requests.py` parses them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import Annotated, Any, Literal, NotRequired
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from fastapi.routing import APIRoute
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema, with_config
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core.core_schema import WithDefaultSchema
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 from typing_extensions import TypedDict
 
 from api.problems import MEDIA_TYPE, Kind
@@ -199,20 +196,6 @@ COMMAND_HEADERS = (
         pattern=r"^[!-~]+$",
     ),
 )
-
-
-class Described(APIRoute):
-    """A route whose endpoint gets the request itself. HEAD is answered as GET is, unless that would not end."""
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_endless = getattr(self.response_class, "media_type", None) == "text/event-stream"
-        if scope["method"] == "HEAD" and "GET" in (self.methods or ()) and not is_endless:
-            scope = {**scope, "method": "GET"}  # a copy: by its own, the server leaves out the body
-        await super().handle(scope, receive, send)
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        endpoint: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
-        return endpoint
 
 
 # ── commands' bodies ──

@@ -31,7 +31,7 @@ NO_OUTCOME = kind(404, "no-outcome", "No outcome is recorded under this key.", R
 
 
 def router() -> APIRouter:
-    routes = APIRouter(route_class=openapi.Described, tags=["outcomes"])
+    routes = APIRouter(tags=["outcomes"])
     parameters = [
         text_in_path("context", "The bounded context.", next(iter(contexts()), "context")),
         text_in_path("stream_id", "The stream's id in its context.", openapi.A_STREAM),

@@ -19,6 +19,7 @@ UNMATCHED = "unmatched"
 """The route of requests that have none."""
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 MAX_ID_BYTES = 200
+_timer = cache(metrics.HTTP_REQUESTS.labels)
 
 
 class RequestMetrics:
@@ -94,7 +95,3 @@ def correlation_id(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
 
 def _observe(scope: Scope, status: int, seconds: float) -> None:
     _timer(method_of(scope), route_of(scope), str(status)).observe(seconds)
-
-
-_timer = cache(metrics.HTTP_REQUESTS.labels)
-"""Bounded, as its labels are."""

@@ -69,7 +69,7 @@ PARKED = kind(409, "parked", "This row is not kept up to date.")
 def router_of(views: Mapping[str, View]) -> APIRouter:
     """The routes of all views, except those of the write side."""
     shown = {name: view for name, view in views.items() if not view.is_system}
-    router = APIRouter(route_class=openapi.Described, tags=["views"])
+    router = APIRouter(tags=["views"])
     router.add_api_route(
         "/views",
         partial(_list, shown),
