@@ -8,6 +8,7 @@ read their own writes.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -251,9 +252,10 @@ async def _appended(
         await _require_open(services, CommandType(ref.context.name, command.type))
         topic, events = services.stores.topics()
         with services.outcomes.waiting(ref.stream, ref.key, events.partitions, may_be_there=ref.is_callers) as outcome:
-            appended = services.appender.append(command, value, topic)
+            appended = services.appender.append(command, value, topic, services.gather_s())
+            started = time.perf_counter()
             try:
-                return await outcome_after(
+                recorded = await outcome_after(
                     appended, outcome, wait_s or services.settings.api_wait_s, or_append=not wait_s
                 )
             except NotAppended as error:
@@ -264,6 +266,10 @@ async def _appended(
                 members = {"appended": "unknown", "command_id": ref.key, "outcome": ref.location}
                 problem = traceable(UNKNOWN("Kafka has not acknowledged it.", headers=where, **members))
                 log.warning("maybe appended%s: %s", _sent_by(command), error)
+            else:
+                if recorded is not None:
+                    services.round_trip.took(time.perf_counter() - started)
+                return recorded
             raise problem
 
 

@@ -24,6 +24,7 @@ from infra.access import Access
 from infra.database.connect import parameters
 from infra.database.deadline import Pool
 from infra.errors import SamefoldError
+from infra.processes.gathering import Window
 from infra.processes.process_end import Parts
 from infra.settings import Settings
 from projections.engine.views.core_views import all_views
@@ -43,6 +44,10 @@ POOL_AGAIN_S = 2.0
 SEARCH_WAIT_S = 2.0
 """How long a search waits for others to end."""
 
+MANY = 8
+"""So many other requests that wait for their outcomes are load: an append gathers with others for its full time."""
+A_THIRD = 1 / 3
+"""Of what an outcome takes: then about a third of the requests that wait are in each batch on its way."""
 MAX_LIVE = 1_000
 """Clients that may be subscribed to live changes. More are served by more processes."""
 
@@ -94,6 +99,8 @@ class Services:
         # a request that waits costs next to nothing; one that is refused and sent again, as much as a command
         self.places = Slots(settings.api_max_waiting, TOO_MANY_WAIT, settings.api_wait_s, appended="no")
         """For requests that wait for outcomes."""
+        self.round_trip = Window(share=A_THIRD)
+        """Of what outcomes take."""
         self.positions = PositionWaits(self.notifications, settings.api_max_waiting)
         # one connection less than there are: readers never make the database look unavailable to the process itself
         why = f"No connection to the database was free for {POOL_WAIT_S:g} s."
@@ -112,6 +119,10 @@ class Services:
         own = slot if caller is None else self._searching.setdefault(caller, slot)
         async with own, self.searches:
             yield
+
+    def gather_s(self) -> float:
+        """How long the command of a request, which has its place, is gathered with others. Alone it is not."""
+        return self.round_trip.seconds * min((self.places.taken - 1) / MANY, 1.0)
 
     def feed(self, view: View) -> RowFeed:
         """The live rows of that view."""

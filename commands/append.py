@@ -18,7 +18,6 @@ from infra.log.partitioner import partition_of
 from infra.log.records import Command, Headers
 from infra.log.topics import Topic
 from infra.observability import logs, metrics, tracing
-from infra.processes.gathering import Window
 from infra.processes.process_end import Parts
 from infra.settings import Settings
 
@@ -105,11 +104,7 @@ class Appender:
         self._thread: threading.Thread
         self._closing = threading.Event()
         self._gathered: list[_Append] = []
-        """Not produced yet: others are under way, so that load makes batches. When idle, none waits."""
-        self._under_way = 0
-        self._window = Window()
-        self._sent_at: float | None = None
-        """When the last ones were produced, until the first report after that."""
+        """Not produced yet, so that load makes batches."""
         self._due: asyncio.TimerHandle | None = None
         self._reports: list[tuple[_Append, KafkaError | None]] = []
         """Only the thread that polls uses it."""
@@ -130,15 +125,18 @@ class Appender:
         self._closing.set()
         await asyncio.to_thread(self._thread.join, CLOSE_S * 2)
 
-    def append(self, command: Command, value: bytes, topic: Topic) -> asyncio.Future[None]:
-        """Begin to append; the future ends when the command is in the log, or gets NotAppended or MaybeAppended."""
+    def append(self, command: Command, value: bytes, topic: Topic, gather_s: float = 0.0) -> asyncio.Future[None]:
+        """Begin to append; the future ends when the command is in the log, or gets NotAppended or MaybeAppended.
+
+        It may wait for others for `gather_s` seconds.
+        """
         span = tracing.start_here("append", SpanKind.PRODUCER) if tracing.recording() else None
         future, headers = self._loop.create_future(), tracing.carrier(span)
         self._gathered.append(_Append(future, time.perf_counter(), span, command, value, topic, headers))
-        if not self._under_way:
+        if not gather_s:
             self._produce_gathered()
         elif self._due is None:
-            self._due = self._loop.call_later(self._window.seconds, self._produce_gathered)
+            self._due = self._loop.call_later(gather_s, self._produce_gathered)
         return future
 
     def _produce_gathered(self) -> None:
@@ -146,8 +144,6 @@ class Appender:
             self._due.cancel()
             self._due = None
         gathered, self._gathered = self._gathered, []
-        if gathered:
-            self._sent_at = time.perf_counter()
         for append in gathered:
             self._produce(append)
 
@@ -162,8 +158,6 @@ class Appender:
         except KafkaException as error:
             # the thread replaces a producer that can't go on
             append.end(NotAppended(error.args[0].str()))
-        else:
-            self._under_way += 1
 
     def _poll(self) -> None:
         while not self._closing.is_set():
@@ -179,10 +173,6 @@ class Appender:
             self._loop.call_soon_threadsafe(self._reported, reports)
 
     def _reported(self, reports: list[tuple[_Append, KafkaError | None]]) -> None:
-        self._under_way -= len(reports)
-        if self._sent_at is not None:
-            self._window.took(time.perf_counter() - self._sent_at)
-            self._sent_at = None
         for append, error in reports:
             if error is None:
                 self._connection.seen()
@@ -192,5 +182,3 @@ class Appender:
                     what = clients.denied(self._settings, error, f"Write of topic '{self._settings.commands_topic}'")
                     self._status.wrong("append", str(what), level=logging.ERROR)
                 append.end((NotAppended if is_too_large(error) else MaybeAppended)(error.str()))
-        if not self._under_way:
-            self._produce_gathered()

@@ -11,11 +11,12 @@ class Window:
     Few clients that all wait for their answers are not kept waiting: then no more come than came before.
     """
 
-    def __init__(self, longest_s: float = LONGEST_S) -> None:
+    def __init__(self, longest_s: float = LONGEST_S, share: float = SHARE) -> None:
         self.seconds = self._longest_s = longest_s
-        """How long to gather, at most `longest_s`."""
+        """How long to gather: `share` of what a batch takes, at most `longest_s`."""
         self.enough = 0
         """There is no need to wait for more."""
+        self._share = share
 
     def began(self, count: int) -> None:
         """A batch of so many was begun."""
@@ -23,4 +24,4 @@ class Window:
 
     def took(self, seconds: float) -> None:
         """A batch took so long."""
-        self.seconds += (min(SHARE * seconds, self._longest_s) - self.seconds) / 4
+        self.seconds += (min(self._share * seconds, self._longest_s) - self.seconds) / 4

@@ -20,6 +20,7 @@ from confluent_kafka import KafkaError, KafkaException
 from api import commands as api_commands
 from api import waits
 from api.commands import REJECTED, router_of
+from api.services import Services
 from api.waits import Notifications, outcome_after
 from commands.append import NotAppended
 from commands.outcomes import outcomes_query
@@ -259,8 +260,23 @@ def test_an_append_that_fails_at_once_has_no_effect_and_the_next_may_do(
 
 
 @pytest.mark.usefixtures("api")
-def test_an_append_does_not_wait_long_for_those_under_way(shared_world: Settings) -> None:
+def test_only_commands_that_come_beside_others_are_gathered(api: Api) -> None:
+    services = api.services
+    for _ in range(40):
+        services.round_trip.took(0.03)
+    found = {}
+    for others in (0, 4, 8, 1_000):
+        services.places.taken = 1 + others
+        found[others] = services.gather_s()
+    services.places.taken = 0
+    assert found == {0: 0.0, 4: pytest.approx(0.005), 8: pytest.approx(0.01), 1_000: pytest.approx(0.01)}
+
+
+def test_an_append_that_gathers_is_sent_though_no_other_comes(
+    shared_world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And no client gets 202 before its command is known to be in the log."""
+    monkeypatch.setattr(Services, "gather_s", lambda _: 0.05)
     produced: list[bytes] = []
 
     class Silent(Producer):
@@ -272,7 +288,7 @@ def test_an_append_does_not_wait_long_for_those_under_way(shared_world: Settings
         for prefer in ("respond-async", "wait=1", "wait=0"):
             told = problem(deposit(api, "unheard", 5, Prefer=prefer), 503, "maybe-appended")
             assert told["appended"] == "unknown"
-        until(lambda: len(produced) == 3, "all were produced, though nothing is said of the first")
+        until(lambda: len(produced) == 3, "all were produced")
 
 
 @pytest.mark.parametrize(

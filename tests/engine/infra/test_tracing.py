@@ -19,11 +19,11 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from api.services import Services
 from infra.log.records import Headers
 from infra.log.source import read_held
 from infra.log.topics import describe
 from infra.observability import tracing
-from infra.processes.gathering import Window
 from infra.settings import Settings
 from tests.engine.api.api import Api, Producer, ready, serving
 from tools.testing.waiting import DEADLINE_S, until
@@ -103,7 +103,7 @@ def test_appends_that_are_gathered_have_each_its_own_trace(
         def produce(self, _topic: str, _value: bytes, *, key: bytes, headers: Headers, **_: Any) -> None:
             produced[key] = headers
 
-    monkeypatch.setattr("commands.append.Window", lambda: Window(0.5))
+    monkeypatch.setattr(Services, "gather_s", lambda _: 0.5)
     other = PARENT.replace(TRACE, "1" * 32)
     traces = {"first": None, "second": PARENT, "third": None, "fourth": other}
     with serving(shared_world.model_copy(update={"api_wait_s": 1})) as gathering, ThreadPoolExecutor(4) as clients:
