@@ -34,6 +34,8 @@ def main() -> None:
         logging.getLogger("psycopg").setLevel(logging.CRITICAL)
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until it can end in order
+
     def work() -> None:
         port = settings.api_port if arguments.port is None else arguments.port
         server = server_of(settings, arguments.name, arguments.host or settings.api_host, port)

@@ -12,8 +12,8 @@ from fastapi import FastAPI, Request
 from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Receive, Scope, Send
 
 from api import commands, health, outcomes, problems, views
 from api.door import OPEN, PROBLEMS, Door
@@ -54,7 +54,7 @@ def create_app(settings: Settings, name: str = "api") -> FastAPI:
     bodies: list[Body] = []
     routers = (commands.router_of(contexts(), bodies), outcomes.router(), health.router(), views.router_of(all_views()))
     ours = [route for router in routers for route in router.routes]
-    app.router.routes += ours  # `include_router` would match each request twice
+    app.router.routes = [Direct(ours), *app.router.routes, *ours]  # `include_router` would match each request twice
     at_the_door = PROBLEMS if services.issuer else ()
     app.openapi = cache(lambda: document(app, bodies, OPEN, at_the_door))  # type: ignore[method-assign]
     encoded = cache(lambda: msgspec.json.encode(app.openapi()))
@@ -65,7 +65,6 @@ def create_app(settings: Settings, name: str = "api") -> FastAPI:
     if settings.shows_docs:
         # before FastAPI's own, which encodes it again for each request: that takes longer than ten commands
         app.router.routes.insert(0, Route("/openapi.json", encoded_document))
-    app.add_middleware(Direct, routes=ours)
     if services.issuer:
         app.add_middleware(Door, settings=settings, issuer=services.issuer)
     app.add_middleware(RawPath)
@@ -73,15 +72,14 @@ def create_app(settings: Settings, name: str = "api") -> FastAPI:
     return app
 
 
-class Direct:
-    """Middleware that calls our routes' functions with the request itself: for HEAD as for GET, unless that would not end.
+class Direct(BaseRoute):
+    """The first route: calls our routes' functions with the request itself, for HEAD as for GET, unless that would not end.
 
     FastAPI tries one route after the other, and its layers take a fifth of the API's time for a command. It answers what has no
     route here: /docs, 404, 405.
     """
 
-    def __init__(self, app: ASGIApp, routes: Iterable[BaseRoute]) -> None:
-        self.app = app
+    def __init__(self, routes: Iterable[BaseRoute]) -> None:
         self._tree: dict[Any, Any] = {}
         """By one segment after the other, `...` for a parameter; then by None and the method."""
         for route in (one for one in routes if isinstance(one, APIRoute)):
@@ -93,27 +91,19 @@ class Direct:
             also = {"HEAD"} if "GET" in methods and not is_endless else set()
             node.setdefault(None, {}).update(dict.fromkeys(methods | also, route))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._is_found(scope):
-            await self.app(scope, receive, send)
-            return
-        request = Request(scope, receive)
-        try:
-            response = await scope["route"].endpoint(request)
-        except problems.HANDLED as error:
-            response = await problems.response_of(request, error)
-        await response(scope, receive, send)
-
-    def _is_found(self, scope: Scope) -> bool:
-        """Whether a route has this path and method; the request has it then, and the values of its parameters."""
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Gives the request its route and the values of its parameters."""
         node, values = self._tree, []
-        for part in scope["path"].split("/"):
+        for part in scope["path"].split("/") if scope["type"] == "http" else ():
             if (next_ := node.get(part)) is None:
                 if not part or (next_ := node.get(...)) is None:
-                    return False
+                    return Match.NONE, {}
                 values.append(part)
             node = next_
-        if (route := node.get(None, {}).get(scope["method"])) is None:
-            return False
-        scope["route"], scope["path_params"] = route, dict(zip(route.param_convertors, values, strict=True))
-        return True
+        if (route := node.get(None, {}).get(scope.get("method"))) is None:
+            return Match.NONE, {}
+        return Match.FULL, {"route": route, "path_params": dict(zip(route.param_convertors, values, strict=True))}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await scope["route"].endpoint(Request(scope, receive))
+        await response(scope, receive, send)

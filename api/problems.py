@@ -151,6 +151,7 @@ async def _named(_request: Request, error: SamefoldError) -> Response:
     problem = problem_of(error)
     if not error.is_public:  # what the client does not learn is logged
         log.warning("answered %d %s: %s", traceable(problem).kind.status, error.code, error)
+    error.__traceback__ = None  # its frames may hold it, as of a read whose future got it: a collection is rare
     return problem.response()
 
 
@@ -171,12 +172,3 @@ HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Coroutine[Any, An
     Exception: _defect,
 }
 """FastAPI's. They make every answer that is not 2xx a problem."""
-HANDLED = tuple(kind for kind in HANDLERS if isinstance(kind, type) and kind is not Exception)
-"""All but defects, which ServerErrorMiddleware answers."""
-
-
-async def response_of(request: Request, error: Exception) -> Response:
-    """The answer to one of HANDLED."""
-    response = await next(HANDLERS[kind] for kind in type(error).__mro__ if kind in HANDLERS)(request, error)
-    error.__traceback__ = None  # one that is raised again and again would keep the frames of all requests
-    return response

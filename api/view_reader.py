@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from copy import copy
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakValueDictionary
 
 import msgspec
 from fastapi import Request
@@ -82,7 +83,7 @@ class ViewReader:
         self._positions = positions
         self._tables: dict[str, str] = {}
         self._takes_last_rows = False
-        self._gathering: dict[tuple[str, Shape, bool], Gathering] = {}
+        self._gathering: WeakValueDictionary[tuple[str, Shape, bool], Gathering] = WeakValueDictionary()
         """By view, shape of `only` and whether last rows are taken, as long as some are read."""
 
     def with_last_rows(self) -> ViewReader:
@@ -100,8 +101,7 @@ class ViewReader:
             return await self._by_keys(view, keys, only)
         kind = view.name, only[0].shape if only else (), self._takes_last_rows
         if (gathering := self._gathering.get(kind)) is None:
-            end = partial(self._gathering.pop, kind)
-            gathering = self._gathering[kind] = Gathering(view, partial(self._by_keys, view), end)
+            gathering = self._gathering[kind] = Gathering(view, partial(self._by_keys, view))
         return await gathering.read(keys[0], *only)
 
     async def _by_keys(self, view: View, keys: Sequence[Values], only: Sequence[Rows]) -> Found:
@@ -228,18 +228,12 @@ class _Read(NamedTuple):
 class Gathering:
     """Reads of single rows: those that begin while a query is under way are answered by the next one, never by that one.
 
-    So each sees what was committed before it began. `end` is called when none is left.
+    So each sees what was committed before it began.
     """
 
-    def __init__(
-        self,
-        view: View,
-        read: Callable[[Sequence[Values], Sequence[Rows]], Awaitable[Found]],
-        end: Callable[[], object],
-    ) -> None:
+    def __init__(self, view: View, read: Callable[[Sequence[Values], Sequence[Rows]], Awaitable[Found]]) -> None:
         self._view = view
         self._read = read
-        self._end = end
         self._waiting: list[_Read] = []
         self._queries: set[asyncio.Task[None]] = set()
 
@@ -264,8 +258,6 @@ class Gathering:
         self._queries.discard(query)
         if self._waiting:
             self._send()
-        elif not self._queries:
-            self._end()
 
     async def _answer(self, reads: Sequence[_Read]) -> None:
         """In a task of its own: a read that is cancelled ends no other."""
@@ -273,8 +265,7 @@ class Gathering:
             found = await self._read([read.key for read in reads], [rows for read in reads for rows in read.only])
         except Exception as error:
             if len(reads) > 1 and isinstance(error, ValueRefused | BadAccess):  # of one of them, perhaps
-                for read in reads:
-                    await self._answer([read])
+                await asyncio.gather(*(self._answer([read]) for read in reads))
             for read in reads:
                 if not read.found.done():
                     read.found.set_exception(error)

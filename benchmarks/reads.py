@@ -104,7 +104,7 @@ def _case(connections: int) -> str:
 def _ours(bench: Bench, world: World, accounts: int) -> Iterator[_Contender]:
     orders = opening_orders(accounts, bench.chance("open"))
     orders += deposits(0, accounts, bench.options.scaled(DEPOSITS), bench.options.seed)
-    with served(bench, world) as server, progress_of(world) as progress:
+    with served(bench, world, reacting=False) as server, progress_of(world) as progress:
         progress.carry_out(bench, orders, "reads: open accounts", *server.processes.values())
         progress.vacuum()
         with psycopg.connect(world.settings.database) as connection:

@@ -61,7 +61,7 @@ HINT = "All settings, with what they mean: .env.example."
 REMOVED: Final = {
     "ack_timeout_s": "an append without an answer counts as lost after 30 s",
     "agent_batch": "SAMEFOLD_BATCH is the limit of agents and handlers",
-    "agent_max_age_ms": "under load a batch grows for about as long as one takes, and for 50 ms at most",
+    "agent_max_age_ms": "under load a batch grows for twice as long as one takes, and for 50 ms at most",
     "api_caller_rate": "the proxy limits how much one address or token may ask (docs/behind-a-proxy.md)",
     "api_caller_requests": "the proxy limits how much one address or token may ask (docs/behind-a-proxy.md)",
     "api_hsts_s": "the proxy sends Strict-Transport-Security (docs/behind-a-proxy.md)",

@@ -1,6 +1,7 @@
-"""How long to gather under load: about as long as a batch takes, or until as many are there as there were lately."""
+"""How long to gather under load: in proportion to what a batch takes, or until as many are there as there were lately."""
 
 LONGEST_S = 0.05
+"""Gathering that takes longer would be felt."""
 SHARE = 2.0
 """A batch is gathered for twice as long as one takes: most of a batch's cost does not depend on its size."""
 
@@ -15,12 +16,12 @@ class Window:
         self.seconds = self._longest_s = longest_s
         """How long to gather: `share` of what a batch takes, at most `longest_s`."""
         self.enough = 0
-        """There is no need to wait for more."""
+        """There is no need to wait for more. After a burst, few wait in vain."""
         self._share = share
 
     def began(self, count: int) -> None:
         """A batch of so many was begun."""
-        self.enough = max(count, self.enough // 2)
+        self.enough = max(count, self.enough // 8)
 
     def took(self, seconds: float) -> None:
         """A batch took so long."""

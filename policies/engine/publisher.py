@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 POLL_S = 0.1
 GATHER_MS = 250
 """How long events gather for a transaction of their partition, which costs the broker as much as one to four commands."""
-MOST_BATCHES = 8  # that may wait for a lane
+MOST_BATCHES = 2
+"""That may wait for a lane: each may have megabytes."""
 CHECK_S = 2.0
 """Between two checks of the topics."""
 HANGS_S = 3 * clients.TRANSACTION_MS / 1000
@@ -87,14 +88,17 @@ class Publisher:
         self._watch = topics.Watch(self.settings, [events, public], self._status, self._admin)
         consumer.subscribe([events.name], on_assign=self._on_assign, on_revoke=self._on_revoke)
         log.info("publisher %s: '%s' to '%s', in the group %s", self.name, events.name, public.name, self.group)
+        reading = threading.Thread(target=self._reading, name="reader", daemon=True)
+        reading.start()
         try:
             while not self._stopping.is_set():
                 self._poll(consumer)
                 self._check()
-                self._read()
         finally:
             self._parts.over()
+            self._stopping.set()
             self._drop(list(self._lanes))
+            reading.join()
             self._log.close()
             if not self._error:
                 consumer.close()
@@ -121,7 +125,7 @@ class Publisher:
     def _poll(self, consumer: Consumer) -> None:
         """Let the group assign partitions. They are paused: lanes read them."""
         try:
-            message = consumer.poll(0)
+            message = consumer.poll(POLL_S)
         except KafkaException as raised:
             if not clients.is_finished(raised.args[0]):
                 raise
@@ -162,9 +166,17 @@ class Publisher:
             for gauge in (metrics.PUBLISHER_LAG, metrics.PUBLISHER_STOPPED, metrics.PUBLISHER_STILL):
                 gauge.remove(str(lane.partition))
 
+    def _reading(self) -> None:
+        """In a thread of its own: neither checks nor the group hold up the lanes."""
+        try:
+            while not self._stopping.is_set():
+                self._read()
+        except BaseException as error:
+            self._parts.ended("reader", error)
+
     def _read(self) -> None:
         """Give the lanes their records, from one consumer for all. One that is slow holds up no other. Waits up to POLL_S."""
-        inboxes = {partition: inbox for partition, lane in self._lanes.items() if (inbox := lane.inbox)}
+        inboxes = {partition: inbox for partition, lane in list(self._lanes.items()) if (inbox := lane.inbox)}
         wanted = {partition: inbox.next for partition, inbox in inboxes.items()}
         if wanted != self._log.next:
             self._log.go_on(wanted)

@@ -40,6 +40,7 @@ SOURCE = "samefold-source"
 WITHIN_S = clients.TRANSACTION_MS / 1000
 """For each request of a transaction."""
 POLL_S = 1.0
+"""How often a lane that gets no records looks whether its connection broke."""
 IDLE_POSITION_S = 5.0
 """How often the position is committed while nothing is public."""
 RETRY_S = 0.5

@@ -47,8 +47,8 @@ for _codec in codecs.codecs.keys() - {"json", "raw"}:
 
 CHECK_S = 5.0
 """How often the topic is compared with the contract."""
-FETCH_S = 0.1, 0.25
-"""How long to wait for records while others are applied, and while none are; partitions that are assigned meanwhile wait too."""
+IDLE_S, BUSY_S = 0.25, 0.02
+"""How long to wait for records while none are applied, and while some are: what gathers may be due when these are done."""
 FAUST_S = 1.0
 """How often to check whether Faust still runs."""
 LEAVE_S = 4.0
@@ -178,7 +178,9 @@ class Agent:
             await self._pause(0.05)
             self._do(self.reader.tick(self._now()))
             return
-        wait = FETCH_S[self.reader.is_idle] if self.reader.due is None else max(self.reader.due - self._now(), 0.0)
+        wait = IDLE_S if self.reader.is_idle else BUSY_S
+        if self.reader.due is not None:
+            wait = max(self.reader.due - self._now(), 0.0)
         taken = await self._fetcher.take(wanted, self.settings.batch, wait)
         for partition, (records, end) in taken.items():
             self._do(self.reader.records(partition, records, end, self._now()))

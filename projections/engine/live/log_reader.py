@@ -12,6 +12,7 @@ from functools import partial
 from confluent_kafka import Consumer, TopicPartition
 
 from infra.archive.whole_log import archived
+from infra.errors import SamefoldError
 from infra.log import clients
 from infra.log.records import Record, Traced
 from infra.log.source import is_not_held, named
@@ -90,6 +91,7 @@ class LogReader:
         if messages:
             messages += self._consumer.consume(most, self._rest_s)
         taken: dict[int, list[Record]] = {}
+        wrong: dict[int | None, SamefoldError] = {}
         new = tuple.__new__  # like Record(), in half the time
         tracing_them = tracing.recording()
         for message in messages:
@@ -98,8 +100,11 @@ class LogReader:
             if (error := message.error()) is not None:
                 at = mine[-1].offset + 1 if mine else self.next.get(partition, 0)
                 if not is_not_held(error):
-                    raise named(self._settings, self._topic, partition, at, error)
+                    wrong[partition] = named(self._settings, self._topic, partition, at, error)
+                    continue
                 self._archived.setdefault(partition, archived(self._settings, self._topic, partition, at))
+                continue
+            if partition in wrong:
                 continue
             if mine is None:
                 mine = taken[partition] = []
@@ -108,6 +113,10 @@ class LogReader:
             )
             if tracing_them and (headers := message.headers()):
                 mine[-1] = Traced.of(mine[-1], headers)
+        if wrong:
+            self._assigned = False  # fetch again from `next`; an error that lasts comes again
+            if not taken:
+                raise next(iter(wrong.values()))
         return taken
 
     def _assign(self, full: Collection[int]) -> None:

@@ -16,7 +16,7 @@ import jsonschema_rs
 import msgspec
 import psutil
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
 
 from infra.log import clients, topics
@@ -520,3 +520,51 @@ def test_the_types_are_shown(samefold: Samefold) -> None:
     for name in document["channels"]["public"]["messages"]:
         schema = {"$ref": f"#/components/messages/{name}/payload", "components": document["components"]}
         jsonschema_rs.validator_for(schema)
+
+
+def _delays(log: Log, public: Reader, streams: list[str], rounds: int) -> list[float]:
+    """Seconds until deposits are public."""
+    found = []
+    for number in range(rounds):
+        began = time.monotonic()
+        log.deposit(streams[number % len(streams)])
+        public.wait([log.accepted[-1]])
+        found.append(time.monotonic() - began)
+    return found
+
+
+@pytest.mark.usefixtures("running")
+def test_a_check_of_kafka_that_hangs_holds_up_no_partition(
+    world: Settings, log: Log, public: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another broker hangs: what reads and publishes goes on."""
+
+    def hangs(*_: object) -> None:
+        time.sleep(4)
+        raise clients.KafkaUnavailable("It does not answer.")
+
+    monkeypatch.setattr("infra.log.topics.Watch.check", hangs)
+    delays = _delays(log, public, [f"x{number}" for number in range(10)], 10)
+    print("delays", [round(one, 2) for one in delays])
+    assert max(delays) < 2.0
+
+
+@pytest.mark.usefixtures("running")
+def test_a_partition_that_begins_again_and_again_holds_up_no_other(
+    world: Settings, log: Log, public: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = f"partition {log.partition('x1')}"
+
+    def hook(point: str) -> None:
+        if point == "public records sent" and threading.current_thread().name == slow:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+    others = [f"x{number}" for number in range(10) if log.partition(f"x{number}") != log.partition("x1")]
+    before = _delays(log, public, others, 20)
+    monkeypatch.setattr("infra.processes.faultpoints.hook", hook)
+    log.deposit("x1")
+    delays = _delays(log, public, others, 20)
+    print("before", sorted(round(one, 2) for one in before), "delays", sorted(round(one, 2) for one in delays))
+    monkeypatch.setattr("infra.processes.faultpoints.hook", lambda _: None)
+    public.wait(log.accepted)
+    public.require_exactly(log.accepted)
