@@ -16,7 +16,7 @@ from infra.settings import Settings
 from tools.testing.fixtures import ROOT
 
 PAGE = (ROOT / "docs" / "limits.md").read_text()
-ROWS = re.findall(r"^\| (.+?) \| ([\d,]+) \| `([\w.]+)` \| (.+?) \|$", PAGE, re.MULTILINE)
+ROWS = re.findall(r"^\| (.+?) \| ([\d,.]+) \| `([\w.]+)` \| (.+?) \|$", PAGE, re.MULTILINE)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[2])
