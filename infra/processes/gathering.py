@@ -16,12 +16,12 @@ class Window:
         self.seconds = self._longest_s = longest_s
         """How long to gather: `share` of what a batch takes, at most `longest_s`."""
         self.enough = 0
-        """There is no need to wait for more. After a burst, few wait in vain."""
+        """There is no need to wait for more."""
         self._share = share
 
     def began(self, count: int) -> None:
         """A batch of so many was begun."""
-        self.enough = max(count, self.enough // 8)
+        self.enough = max(count, self.enough // 2)
 
     def took(self, seconds: float) -> None:
         """A batch took so long."""

@@ -126,12 +126,14 @@ class Publisher:
         """Let the group assign partitions. They are paused: lanes read them."""
         try:
             message = consumer.poll(POLL_S)
+            error = message.error() if message is not None else None
         except KafkaException as raised:
-            if not clients.is_finished(raised.args[0]):
+            error = raised.args[0]
+            if not clients.is_finished(error):
                 raise
-            self._on_finished(raised.args[0])
-            return
-        if message is not None and (error := message.error()) is not None and not clients.may_pass(error):
+        if error is not None and clients.is_finished(error):
+            self._on_finished(error)
+        elif error is not None and not clients.may_pass(error):
             if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
                 raise clients.denied(self.settings, error, f"Read of group '{self.group}'")
             self._status.wrong("group", error.str(), error.name())

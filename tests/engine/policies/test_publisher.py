@@ -309,6 +309,18 @@ def test_two_share_the_partitions(world: Settings, log: Log, public: Reader, tmp
         public.require_exactly(log.accepted)
 
 
+@pytest.mark.usefixtures("log")
+def test_one_whose_name_another_takes_ends_with_an_error(world: Settings, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("first", "second")]
+    for folder in folders:
+        folder.mkdir()
+    with publisher(world, folders[0], "p1") as first:
+        until(lambda: first.says("has partitions ["), "it has partitions")
+        with publisher(world, folders[1], "p1"):
+            assert first.ends() == 1
+        assert first.says("publisher-fenced")
+
+
 @pytest.mark.parametrize(
     "point",
     [
