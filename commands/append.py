@@ -157,6 +157,7 @@ class Appender:
             append.end(NotAppended("too many commands wait to be sent"))
         except KafkaException as error:
             # the thread replaces a producer that can't go on
+            self._tell_denied(error.args[0])
             append.end(NotAppended(error.args[0].str()))
 
     def _poll(self) -> None:
@@ -178,7 +179,10 @@ class Appender:
                 self._connection.seen()
                 append.end(None)
             else:
-                if clients.is_denied(error):
-                    what = clients.denied(self._settings, error, f"Write of topic '{self._settings.commands_topic}'")
-                    self._status.wrong("append", str(what), level=logging.ERROR)
+                self._tell_denied(error)
                 append.end((NotAppended if is_too_large(error) else MaybeAppended)(error.str()))
+
+    def _tell_denied(self, error: KafkaError) -> None:
+        if clients.is_denied(error):
+            what = clients.denied(self._settings, error, f"Write of topic '{self._settings.commands_topic}'")
+            self._status.wrong("append", str(what), level=logging.ERROR)

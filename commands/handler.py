@@ -224,6 +224,10 @@ class Handler:
             except BufferError:
                 self._producer.poll(0.05)
             except KafkaException as error:
+                if clients.is_denied(error.args[0]):
+                    raise clients.denied(
+                        self.settings, error.args[0], f"Write of topic '{self.settings.events_topic}'"
+                    ) from error
                 if not clients.is_finished(error.args[0]):
                     raise KafkaClientFailed(f"The producer takes no record: {error.args[0].str()}.", AGAIN) from error
                 # it may be in the log, as may all records that were in flight: each writer that gets such a report opens again

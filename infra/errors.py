@@ -75,6 +75,10 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
+class PartEnded(SamefoldError):
+    """A thread or task ended that must run as long as the process."""
+
+
 class NotConfigured(SamefoldError):
     """Kafka or PostgreSQL is needed, and no setting says where it is."""
 

@@ -18,8 +18,7 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
-from infra.errors import SamefoldError
-from infra.processes.process_end import PartEnded
+from infra.errors import PartEnded, SamefoldError
 from infra.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -11,13 +11,9 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from infra.errors import SamefoldError
+from infra.errors import PartEnded, SamefoldError
 
 AGAIN = "`samefold run` starts the process again. If that does not help, report the log to its authors."
-
-
-class PartEnded(SamefoldError):
-    """A thread or task ended that must run as long as the process."""
 
 
 class Parts:

@@ -22,8 +22,8 @@ from confluent_kafka.admin import AdminClient
 from api import stores
 from api.server import server_of
 from infra.database.connect import connect
+from infra.errors import PartEnded
 from infra.log import clients, topics
-from infra.processes.process_end import PartEnded
 from infra.settings import Settings
 from projections.engine.views.token import Token
 from tests.engine.api.api import everything, problem, ready, served, serving

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from infra.errors import SamefoldError
-from infra.processes.process_end import PartEnded, Parts
+from infra.errors import PartEnded, SamefoldError
+from infra.processes.process_end import Parts
 from infra.settings import Settings
 from tests.engine.infra.silent import THREAD
 from tests.engine.spine import set_up

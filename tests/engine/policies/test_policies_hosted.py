@@ -12,8 +12,8 @@ from weakref import WeakSet
 
 import pytest
 
+from infra.errors import PartEnded
 from infra.processes.gathering import Window
-from infra.processes.process_end import PartEnded
 from infra.settings import Settings
 from policies.engine import process
 from policies.engine.policy import Policy

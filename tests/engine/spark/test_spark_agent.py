@@ -22,12 +22,11 @@ from pydantic import SecretStr
 
 from domain.accounts import AccountOpened, Details, MoneyDeposited
 from infra.database.connect import connect
-from infra.errors import SamefoldError
+from infra.errors import PartEnded, SamefoldError
 from infra.log import clients, topics
 from infra.log.partitioner import partition_of
 from infra.log.source import LogTrimmed
 from infra.processes.faultpoints import AgentPoint
-from infra.processes.process_end import PartEnded
 from infra.settings import Settings
 from projections.engine.operate.verify import verify
 from projections.engine.rebuild.rebuild import rebuild, resume
