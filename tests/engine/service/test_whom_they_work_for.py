@@ -191,8 +191,9 @@ def test_each_module_that_decodes_folds_or_writes_is_code() -> None:
             "engines",
             "faultpoints",
             "garbage_collector",
+            "gathering",
             "memory",
-            "process_end",
+            "thread",
             "time_limit",
             "workers",
         )
