@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NotRequired
 
 import msgspec
@@ -19,7 +19,7 @@ from api.stores import HealthSnapshot, StoreChecks
 from domain.engine.personal.keys import Keys
 from infra.errors import SamefoldError
 from infra.observability import metrics
-from projections.engine.live.lag import Lags, PartitionLag, standing_still, tell_lags
+from projections.engine.live.lag import Lags, standing_still, tell_lags
 from projections.engine.views.view import CORE
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Readiness:
         self._undecided = Lags()
         self._log_at = 0.0
         self._seen: HealthSnapshot | None = None
-        self._told: tuple[Mapping[tuple[str, int], PartitionLag], Sequence[tuple[str, int, str | None]]] = {}, ()
+        self._told: object = None
         """What the gauges have."""
         stores.subscribe(self.checked)
 

@@ -30,7 +30,7 @@ from infra.log import clients, topics
 from infra.log.contract import Contract, require_promised
 from infra.log.topics import Topic
 from infra.observability.logs import StatusLog
-from infra.processes.thread import Thread
+from infra.processes.process_end import Thread
 from infra.settings import Settings
 from projections.engine.live.lag import VIEWS
 from projections.engine.live.startup import set_difference

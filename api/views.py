@@ -96,6 +96,7 @@ def _add(router: APIRouter, view: View) -> None:
     next_ = Annotated[str | None, Field(description="The path of the next page, null on the last.")]
     members = {"items": list[row], "next": next_, "position": Position, "parked": Parked}
     page = TypedDict(f"{title}Page", members)  # type: ignore[misc]
+    question = view.question or f"The rows of {view.name}."
     to_row = f"/views/{view.name}/" + "/".join(f"{{{column.name}}}" for column in view.key)
     router.add_api_route(
         f"/views/{view.name}",
@@ -103,7 +104,7 @@ def _add(router: APIRouter, view: View) -> None:
         openapi_extra={"parameters": [*filters, *_PAGE, *_FRESHNESS]},
         operation_id=f"views_{view.name}",
         summary=f"Rows of {view.name}, by key",
-        description=view.question or f"The rows of {view.name}.",
+        description=question,
         response_model=page,
         response_description="Rows in the order of their keys.",
         responses=responses(_READ, *_UNREAD, TOO_MANY_SEARCHES),
@@ -114,7 +115,7 @@ def _add(router: APIRouter, view: View) -> None:
         openapi_extra={"parameters": [*key, *_FRESHNESS]},
         operation_id=f"views_{view.name}_row",
         summary=f"One row of {view.name}",
-        description=view.question or f"The rows of {view.name}.",
+        description=question,
         response_model=answer,
         response_description="The row.",
         responses=responses(_READ, *_UNREAD, NO_ROW, PARKED),

@@ -9,11 +9,28 @@ import logging
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from infra.errors import PartEnded, SamefoldError
 
 AGAIN = "`samefold run` starts the process again. If that does not help, report the log to its authors."
+T = TypeVar("T")
+
+
+class Thread:
+    """For what blocks, in a process that serves in an event loop: makes calls in the order in which they came."""
+
+    def __init__(self, name: str) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def close(self, last: Callable[[], None]) -> None:
+        """End after this last call, without waiting for it."""
+        self._pool.submit(last)
+        self._pool.shutdown(wait=False)
 
 
 class Parts:

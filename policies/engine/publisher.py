@@ -65,6 +65,7 @@ class Publisher:
         self._due_check = 0.0
 
     def stop(self) -> None:
+        self._parts.over()
         self._stopping.set()
 
     def run(self) -> None:
@@ -81,15 +82,13 @@ class Publisher:
             on_commit=lambda _error, _offsets: None,
             on_finished=self._on_finished,
         )
-        gathering = clients.agent_consumer(self.settings, gather_ms=GATHER_MS)
-        self._log = LogReader(self.settings, events.name, gathering, gathers=True)
+        self._log = LogReader(self.settings, events.name, gather_ms=GATHER_MS)
         self._work = Work(self.settings, self._publication, events, public, most_bytes, consumer)
         self._admin = topics.Admin(self.settings, CHECK_S)
         self._watch = topics.Watch(self.settings, [events, public], self._status, self._admin)
         consumer.subscribe([events.name], on_assign=self._on_assign, on_revoke=self._on_revoke)
         log.info("publisher %s: '%s' to '%s', in the group %s", self.name, events.name, public.name, self.group)
-        reading = threading.Thread(target=self._reading, name="reader", daemon=True)
-        reading.start()
+        reading = self._parts.thread("reader", self._reading)
         try:
             while not self._stopping.is_set():
                 self._poll(consumer)
@@ -170,11 +169,8 @@ class Publisher:
 
     def _reading(self) -> None:
         """In a thread of its own: neither checks nor the group hold up the lanes."""
-        try:
-            while not self._stopping.is_set():
-                self._read()
-        except BaseException as error:
-            self._parts.ended("reader", error)
+        while not self._stopping.is_set():
+            self._read()
 
     def _read(self) -> None:
         """Give the lanes their records, from one consumer for all. One that is slow holds up no other. Waits up to POLL_S."""

@@ -34,7 +34,7 @@ from infra.database.connect import Connection, DatabaseUnavailable, connect, nam
 from infra.errors import SamefoldError, in_words
 from infra.log.clients import KafkaUnavailable
 from infra.observability import logs, metrics
-from infra.processes.thread import Thread
+from infra.processes.process_end import Thread
 from infra.settings import Endpoint, Settings
 from policies.engine import posts
 from policies.engine.dead_letters import DeadReason

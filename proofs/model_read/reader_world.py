@@ -237,7 +237,7 @@ class ReaderWorld:
             (p, part.reading, part.wanted, part.hole_to, part.end, tuple(r.offset for r in part.buffer))
             for p, part in reader._parts.items()
         )
-        under_way = frozenset((lane, frozenset(taken)) for lane, taken in reader._under_way.items())
+        under_way = frozenset((lane, frozenset(taken)) for lane, taken in reader.under_way.items())
         known = [frozenset(one.items()) for one in (self.positions, self.at, self.left)]
         asked = tuple(sorted(_plain(question, reader.turn) for question in self.questions))
         return frozenset(parts), reader._assigned, under_way, reader.due, *known, asked, self.live

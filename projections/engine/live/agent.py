@@ -25,9 +25,8 @@ from infra.log import names, topics
 from infra.log.clients import KafkaUnavailable
 from infra.observability import logs
 from infra.processes.faultpoints import reach
-from infra.processes.process_end import Parts
+from infra.processes.process_end import Parts, Thread
 from infra.processes.serving import serve
-from infra.processes.thread import Thread
 from infra.settings import Settings
 from projections.engine.live.log_reader import Fetcher
 from projections.engine.live.membership import Membership, what_it_knows
@@ -178,7 +177,7 @@ class Agent:
             await self._pause(0.05)
             self._do(self.reader.tick(self._now()))
             return
-        wait = IDLE_S if self.reader.is_idle else BUSY_S
+        wait = BUSY_S if self.reader.under_way else IDLE_S
         if self.reader.due is not None:
             wait = max(self.reader.due - self._now(), 0.0)
         taken = await self._fetcher.take(wanted, self.settings.batch, wait)

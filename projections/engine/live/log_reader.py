@@ -17,19 +17,19 @@ from infra.log import clients
 from infra.log.records import Record, Traced
 from infra.log.source import is_not_held, named
 from infra.observability import tracing
-from infra.processes.thread import Thread
+from infra.processes.process_end import Thread
 from infra.settings import Settings
 
 
 class LogReader:
     """Records of a topic by partition, without gaps. `next` is each partition's next offset. Not thread-safe."""
 
-    def __init__(self, settings: Settings, topic: str, consumer: Consumer, *, gathers: bool = False) -> None:
+    def __init__(self, settings: Settings, topic: str, consumer: Consumer | None = None, *, gather_ms: int = 0) -> None:
         self.next: dict[int, int] = {}
         self._settings = settings
         self._topic = topic
-        self._consumer = consumer
-        self._rest_s = 0.005 if gathers else 0.0
+        self._consumer = consumer or clients.agent_consumer(settings, gather_ms=gather_ms)
+        self._rest_s = 0.005 if gather_ms else 0.0
         """How long the other partitions may take to come, of the fetch that a take's first record came with."""
         self._archived: dict[int, Iterator[tuple[list[Record], int]]] = {}
         """Partitions that are read from the archive, up to its end, and then from Kafka again."""
@@ -141,8 +141,7 @@ class Fetcher:
     """Records of the agent's partitions. Each needs a `seek` before its first `take`."""
 
     def __init__(self, settings: Settings, gather_ms: int = 0) -> None:
-        consumer = clients.agent_consumer(settings, gather_ms=gather_ms)
-        self._log = LogReader(settings, settings.events_topic, consumer, gathers=gather_ms > 0)
+        self._log = LogReader(settings, settings.events_topic, gather_ms=gather_ms)
         """Used only in the thread."""
         self._thread = Thread("fetch")
         self._sought: dict[int, int] = {}

@@ -43,6 +43,7 @@ class Membership:
     consumer: Any = None
     """That of the membership; none before it joins, and after it has left."""
     is_ending: bool = False
+    """Cancelled while it joins: what is assigned still is ignored."""
 
     async def stay(self) -> None:
         """Join, and join again after errors, until this task is cancelled. Raises KafkaDenied."""

@@ -135,7 +135,7 @@ class Reader:
         """When to call `tick`, unless something else happens before."""
         self._assigned: frozenset[int] = frozenset()
         self._parts: dict[int, _Partition] = {}
-        self._under_way: dict[int, Collection[int]] = {}
+        self.under_way: dict[int, Collection[int]] = {}
         """By lane, the partitions of its batch."""
         self._began: dict[int, float] = {}
         """By lane, when its batch was begun."""
@@ -220,7 +220,7 @@ class Reader:
         """A lane's batch has ended."""
         if turn != self.turn:
             return []
-        self._under_way.pop(lane, None)
+        self.under_way.pop(lane, None)
         self.window.took(now - self._began[lane])
         if result.status is not CommitStatus.APPLIED:
             if result.stop is not None:  # a view was stopped, which is no failure: others may stop at the same event
@@ -237,11 +237,6 @@ class Reader:
             return [WaitForNewerCode(result.stop), *self._ask()]
         return [Stop(result.stop)] if result.stop else self.tick(now)
 
-    @property
-    def is_idle(self) -> bool:
-        """No records wait, or are being applied."""
-        return not self._under_way and not any(part.buffer for part in self._parts.values())
-
     def tick(self, now: float) -> list[Action]:
         """Start batches in the free lanes, unless more records are known to come soon."""
         self.due = None
@@ -250,24 +245,24 @@ class Reader:
             self._checks += 1
             return self._ask()
         actions: list[Action] = []
-        for lane in [lane for lane in range(self.lanes) if lane not in self._under_way]:
+        for lane in [lane for lane in range(self.lanes) if lane not in self.under_way]:
             free = {
                 partition: part
                 for partition, part in self._parts.items()
-                if not any(partition in taken for taken in self._under_way.values())
+                if not any(partition in taken for taken in self.under_way.values())
             }
             there = sum(len(part.buffer) for part in free.values())
             if not there:
                 break
             due = min(part.since for part in free.values() if part.buffer) + self.window.seconds
             more_is_known = there < self.batch and any(part.wanted < part.end for part in free.values())
-            may_gather = there < self.batch // FEW and (self._under_way or there < self.window.enough)
+            may_gather = there < self.batch // FEW and (self.under_way or there < self.window.enough)
             if now < due and (more_is_known or may_gather):
                 self.due = due
                 break
             takes = self._take(free, now)
             self.window.began(sum(len(records) for _, records in takes.values()))
-            self._under_way[lane] = takes.keys()
+            self.under_way[lane] = takes.keys()
             self._began[lane] = now
             actions.append(Apply(self.turn, takes, lane))
         return actions
@@ -298,7 +293,7 @@ class Reader:
         """Begin a new turn: drop all buffers, ignore running batches, and read the positions."""
         self.turn += 1
         self._parts.clear()
-        self._under_way.clear()
+        self.under_way.clear()
         self.due = None
         return [ReadPositions(self.turn, after)] if self._assigned else []
 

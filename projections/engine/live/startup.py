@@ -26,6 +26,11 @@ from projections.engine.views.view import CORE, View
 
 log = logging.getLogger(__name__)
 
+HOW_IT_GOES_LIVE = (
+    "`samefold rebuild` makes it live; in a new service, an agent's first start does (`samefold run agent`)."
+)
+"""What to do about a view that has no live version. Without names, as others may be missing: their agent needs all of them."""
+
 
 class ShapeChanged(SamefoldError):
     """A view's columns or a context's State changed under the same version."""
@@ -84,12 +89,6 @@ def set_difference(live: Mapping[str, int], code: Mapping[str, int]) -> str | No
     else:
         hint += " it live." if len(rebuilds) == 1 else " them live."
     return f"{'; '.join(changes)}. {hint}"
-
-
-HOW_IT_GOES_LIVE = (
-    "`samefold rebuild` makes it live; in a new service, an agent's first start does (`samefold run agent`)."
-)
-"""What to do about a view that has no live version. Without names, as others may be missing: their agent needs all of them."""
 
 
 def _start(connection: Connection, agent: str, views: Mapping[str, View], contract: Contract) -> None:

@@ -278,7 +278,6 @@ def test_a_slow_partition_holds_up_no_other(
         if point == "public records sent" and threading.current_thread().name == slow:
             goes_on.wait(60)
 
-    monkeypatch.setattr("policies.engine.publisher.MOST_BATCHES", 2)
     monkeypatch.setattr("infra.processes.faultpoints.hook", hook)
     for _ in range(6):
         for number in range(10):

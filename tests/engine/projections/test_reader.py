@@ -74,9 +74,9 @@ def applied(offsets: Mapping[int, int]) -> BatchResult:
 
 def test_what_is_there_is_applied_at_once_and_what_comes_meanwhile_afterwards() -> None:
     machine = reading({0: 5, 1: 0})
-    assert machine.is_idle
+    assert not machine.under_way
     assert taken(machine.records(0, some(0, [5, 6]), 7, 0)) == {0: [5, 6]}
-    assert not machine.is_idle
+    assert machine.under_way
     assert machine.records(0, some(0, [7]), 8, 0) == []
     assert machine.records(1, some(1, [0, 1]), 2, 0) == []
     actions = machine.done(machine.turn, applied({0: 7}), 0)
@@ -84,7 +84,7 @@ def test_what_is_there_is_applied_at_once_and_what_comes_meanwhile_afterwards() 
     assert isinstance(actions[0], Apply)
     assert actions[0].takes[0][0].next_offset == 7
     assert machine.done(machine.turn, applied({0: 8, 1: 2}), 0) == []
-    assert machine.is_idle
+    assert not machine.under_way
 
 
 @pytest.mark.parametrize("offsets", [[8, 9], [5, 6, 7]], ids=["the log's own", "a fetch that was lost"])
