@@ -129,7 +129,7 @@ def _unsealed(command: Command, where: str) -> Command | Unsealed:
     context = contexts().get(command.stream.partition("/")[0])
     kind, older = context.command_types.get(command.type, (None, None)) if context else (None, None)
     if kind is None:  # what is personal in it?
-        raise _wrong(where, "this code knows no such command")
+        raise _wrong(where, f"this code knows no command '{command.type}' of {command.stream}")
     try:
         if is_personal(kind) and older:
             body = msgspec.Raw(older.body(command.data))

@@ -22,7 +22,6 @@ from typing import Annotated, Any, Final, Literal, NoReturn, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -154,7 +153,7 @@ class Settings(BaseSettings):
         pyproject_toml_table_header=("tool", "samefold"),
     )
 
-    data_dir: Annotated[Path, AfterValidator(Path.expanduser)] = Field(
+    data_dir: Path = Field(
         default_factory=lambda: _root() / ".samefold",
         description="Where the development stack keeps its data and dev.env",
     )
@@ -283,12 +282,15 @@ class Settings(BaseSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _read_secrets(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Secrets from their files."""
+    def _read_files(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Paths from any source with their `~` expanded, and secrets from their files."""
         given = {name: value for name, value in given.items() if value is not None}
+        for name in PATHS:
+            if str(given.get(name, "")).startswith("~"):
+                given[name] = str(Path(given[name]).expanduser())
         for name in SECRETS:
             if f"{name}_file" in given:
-                file = given[f"{name}_file"] = Path(given[f"{name}_file"]).expanduser().absolute()
+                file = given[f"{name}_file"] = Path(given[f"{name}_file"]).absolute()
                 if name in given:
                     raise ValueError(
                         f"{PREFIX}{name.upper()} is given twice: by the file {file} and as a value, in the environment, "

@@ -30,6 +30,8 @@ def history(
     """Show what happened to a stream, in order: accepted events and recorded rejections."""
     settings = Settings()
     entries = [entry for entry in history_of(settings, stream) if void or entry["void"] is None]
+    if not entries and (name := stream.partition("/")[0]) not in contexts():
+        raise typer.BadParameter(f"there is no context '{name}'; it is one of {', '.join(contexts())}")
     if not stored:
         for entry in entries:
             entry["events"] = [_of_today(stream, event) for event in entry["events"]]

@@ -66,6 +66,8 @@ def names_of(context: str) -> Names:
 
 def singular(many: str) -> str:
     """The singular of a regular English plural; other words stay as they are: `inventory`."""
+    if many.endswith(("series", "species")):
+        return many
     ends = {"ies": "y", "sses": "ss", "xes": "x", "ches": "ch", "shes": "sh", "ss": "ss", "us": "us", "s": ""}
     for end, instead in ends.items():
         if many.endswith(end) and len(many) > len(end) + 1:

@@ -491,6 +491,8 @@ def test_history_shows_what_counts_and_void_records_only_when_asked(world: Setti
     assert "AccountOpened" in table
     assert "insufficient-funds" in table
     assert "Nothing has happened" in samefold("history", "accounts/nobody", settings=world).stdout
+    unknown = samefold("history", "acounts/ada", settings=world)
+    assert (unknown.returncode, "'acounts'" in unknown.stderr) == (2, True)
 
 
 def test_topics_are_shown_made_and_checked(empty_world: Settings, samefold: Samefold) -> None:

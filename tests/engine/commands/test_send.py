@@ -21,6 +21,7 @@ from commands.client import (
     _ranges,
     answered,
     read_lines,
+    sealed,
     wait_for,
 )
 from infra.database.connect import connect
@@ -76,6 +77,13 @@ def test_a_wrong_line_is_named_and_nothing_is_sent(tmp_path: Path, line: str) ->
     with pytest.raises(BadCommandLine, match=r"c\.jsonl, line 2") as wrong:
         read_lines(file)
     assert "Nothing was sent" in wrong.value.hint
+
+
+def test_an_unknown_command_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("commands.client.has_personal_fields", lambda: True)
+    file = written(tmp_path / "c.jsonl", json.dumps(LINE | {"type": "Depositt"}))
+    with pytest.raises(BadCommandLine, match=r"line 1: .*'Depositt' of accounts/"):
+        sealed(Settings(), read_lines(file), file)
 
 
 def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:

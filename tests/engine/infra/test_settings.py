@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import BadSettings, NotConfigured
-from infra.settings import PREFIX, REMOVED, Settings
+from infra.settings import PATHS, PREFIX, REMOVED, Settings
 from tools.testing.fixtures import ROOT
 
 SECRET = "p-a-s-s"
@@ -41,6 +41,18 @@ def test_dev_env_is_looked_for_in_the_data_folder_that_the_caller_names(
     monkeypatch.setenv("HOME", str(tmp_path))
     settings = Settings(data_dir=Path("~/data"))
     assert (settings.kafka, settings.data_dir) == ("there:1", tmp_path / "data")
+
+
+def test_each_path_of_the_environment_may_begin_with_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "secret").write_text("postgresql://of-a-file")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    paths = [name for name in PATHS if name not in ("kafka_sasl_password_file", "webhooks_file", "jwt_keys")]
+    for name in paths:
+        monkeypatch.setenv(f"SAMEFOLD_{name.upper()}", "~/secret")
+    settings = Settings()
+    assert {name: str(getattr(settings, name)) for name in paths} == dict.fromkeys(paths, str(tmp_path / "secret"))
 
 
 @pytest.mark.parametrize("named", ["ISSUER", "AUDIENCE", "KEYS"])

@@ -60,7 +60,14 @@ def test_any_context_gets_files_of_python(tmp_path: Path, context: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("context", "one"), [("room_bookings", "room-booking"), ("x_rays", "x-ray"), ("a_b_cs", "abc"), ("top_3s", "top3")]
+    ("context", "one"),
+    [
+        ("room_bookings", "room-booking"),
+        ("tv_series", "tv-series"),
+        ("x_rays", "x-ray"),
+        ("a_b_cs", "abc"),
+        ("top_3s", "top3"),
+    ],
 )
 def test_a_contexts_names_in_urls_and_codes_are_those_that_its_classes_get(context: str, one: str) -> None:
     names = names_of(context)
