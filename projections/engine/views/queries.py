@@ -151,6 +151,8 @@ _Answer = tuple[int, str, _At, int | None, list[tuple[str, int]] | None, list[Ro
 _decode: Callable[[str], _Answer] = msgspec.json.Decoder(_Answer).decode
 
 # Aliases that a view's columns could have too begin with an underscore, which no column's name can.
+# Arrays are in sub-selects: so the planner expects as many values whatever their number, and keeps one plan. Else it plans each
+# read of one row, which takes longer than the read. `offset 0`: else the kept plan scans tables of thousands of rows for ten keys.
 _ONE_MOMENT = """
 select json_build_array(
   l.version, l.table_name,
@@ -158,7 +160,7 @@ select json_build_array(
      from {positions} p where p.agent = l.agent and p.topic = %s),
   {{parked}},
   (select json_agg(json_build_array(k.stream, k.since_version))
-     from parked k where k.table_name = l.table_name and k.stream = any(%s::text[])),
+     from parked k where k.table_name = l.table_name and k.stream = any((select %s::text[])::text[])),
   (select json_agg(json_build_array(f.number, f.shown) order by f.number) from ({{rows}}) f),
   {stopped})::text
   from {views} l where l.view = %s
@@ -180,7 +182,7 @@ _PARKED = sql.SQL(
 _ALL_PARKED, _UNKNOWN = _PARKED.format(sql.SQL("")), sql.SQL("null")
 _BY_KEYS = sql.SQL(
     "select u.number, row_to_json(_row) as shown "
-    "from unnest({arrays}) with ordinality u({asked}, number), lateral ({select} where {same}{group_by}{having}) _row"
+    "from unnest({arrays}) with ordinality u({asked}, number), lateral ({select} where {same}{group_by}{having} offset 0) _row"
 )
 _PAGE = sql.SQL(
     "select row_number() over () as number, row_to_json(_row) as shown "
@@ -196,7 +198,7 @@ def _by_keys(view: View, table: str, shape: Shape) -> tuple[bytes, bytes]:
     same = [sql.SQL("{} = {}").format(_name(column), key) for column, key in zip(view.key, given, strict=False)]
     where, having = _allowing(view, shape, given[len(view.key) :])
     rows = _BY_KEYS.format(
-        arrays=_list(sql.SQL("%s::{}[]").format(_type(column)) for column in (*view.key, *compared)),
+        arrays=_list(sql.SQL("(select %s::{}[])").format(_type(column)) for column in (*view.key, *compared)),
         asked=_list(asked),
         select=_select(view, table),
         same=sql.SQL(" and ").join([*same, *where]),

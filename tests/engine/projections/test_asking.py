@@ -187,6 +187,28 @@ def test_rows_are_told_apart_by_their_place_among_the_keys(db: Connection, world
     assert ask(db, queries.by_keys(view, view.table_name, TOPIC, [])).rows == ()
 
 
+@pytest.mark.parametrize("number", [1, 30])
+def test_reads_by_key_keep_a_plan_that_looks_keys_up(db: Connection, world: Settings, number: int) -> None:
+    """Whether it is one key or many: a plan takes longer than the read, and a scan of the table longer still."""
+    view = viewkit.view(viewkit.PURSES)
+    make(db, world, view)
+    insert_many = sql.SQL("insert into {} select n::text, n, '', 0 from generate_series(1, 2000) n")
+    db.execute(insert_many.format(sql.Identifier(view.table_name)))
+    db.execute(sql.SQL("analyze {}").format(sql.Identifier(view.table_name)))
+    keys = [(str(n),) for n in range(1, number + 1)]
+    query = queries.by_keys(view, view.table_name, TOPIC, keys, [f"purse/{key}" for (key,) in keys])
+    for _ in range(20):
+        db.execute(query.text, query.parameters)
+    asked = "select name, generic_plans from pg_prepared_statements where statement like '%json_build_array%'"
+    [(name, generic_plans)] = db.execute(asked).fetchall()
+    assert generic_plans > 0
+    explained = sql.SQL("explain execute {}({})").format(
+        sql.Identifier(name), sql.SQL(", ").join(map(sql.Literal, query.parameters))
+    )
+    plan = "\n".join(line for (line,) in db.execute(explained))
+    assert f"Seq Scan on {view.table_name}" not in plan, plan
+
+
 def test_pages_go_on_by_key_through_what_comes_and_goes(db: Connection, world: Settings) -> None:
     """A row that is there all the time is seen once, whatever happens to others between two pages."""
     view = viewkit.view(viewkit.MOVES, "moves")
