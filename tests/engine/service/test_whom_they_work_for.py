@@ -193,7 +193,7 @@ def test_each_module_that_decodes_folds_or_writes_is_code() -> None:
             "garbage_collector",
             "gathering",
             "memory",
-            "thread",
+            "process_end",
             "time_limit",
             "workers",
         )
