@@ -19,6 +19,7 @@ import domain
 from domain.engine import storable, versions
 from domain.engine.personal.fields import decided_decoder, is_personal, sealed_validator, subject_field
 from domain.engine.released import KINDS, Kind, golden_bodies, read
+from domain.engine.schemas import schema_of
 from domain.engine.versions import BadContext as BadContext  # noqa: PLC0414  # exported: it is what `contexts` raises
 from domain.engine.versions import Older, Steps, stored_name, stored_type
 from domain.language import Refusal
@@ -175,7 +176,7 @@ def _commands(module: ModuleType) -> dict[str, type]:
     commands = _by_stored_name(module, "Command")
     for command in commands.values():
         try:
-            TypeAdapter(command).json_schema()
+            schema_of(command, by_alias=False)
         except PydanticUserError as error:
             raise BadContext(
                 f"{module.__name__}: the command {command.__name__} can't be read from JSON: {error.message}.",

@@ -1,6 +1,7 @@
 """The JSON Schema of an event or command, and what a later one changes: whether it still takes all bodies of the earlier one."""
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 from pydantic import TypeAdapter
@@ -49,8 +50,9 @@ class _AsStored(GenerateJsonSchema):
         return super().named_tuple_schema(schema) | {"x-fields": [field["name"] for field in schema["fields"]]}
 
 
+@cache  # several checks at each start read it
 def schema_of(fact: type, *, by_alias: bool = True) -> dict[str, Any]:
-    """The class's schema in one piece and without prose. A type within itself stays a reference."""
+    """The class's schema in one piece and without prose. A type within itself stays a reference. Raises PydanticUserError."""
     made = TypeAdapter(fact).json_schema(by_alias=by_alias, schema_generator=_AsStored)
     found: dict[str, Any] = _plain(made, made.get("$defs", {}), ())
     return found
