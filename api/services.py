@@ -94,6 +94,7 @@ class Services:
             self.issuer = Issuer(settings, name)
         self._closing = threading.Event()
         self.appender = Appender(settings, name, self.stores.kafka)
+        self.stores.on_topics = self.appender.prepare
         self.outcomes = OutcomeWaits(settings, self.notifications, name)
         # a request that waits costs next to nothing; one that is refused and sent again, as much as a command
         self.places = Slots(settings.api_max_waiting, TOO_MANY_WAIT, settings.api_wait_s, appended="no")

@@ -129,6 +129,8 @@ class StoreChecks:
         self.watch: topics.Watch | None = None
         self._compare_at = 0.0
         self._listeners: list[Callable[[], None]] = []
+        self.on_topics: Callable[[Topic], None] = lambda _commands: None
+        """Called once, in a thread, when the topics are known."""
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Call it after each check, in the event loop. It must not block nor raise."""
@@ -274,6 +276,7 @@ class StoreChecks:
         """Create missing topics at the first check, as handlers and agents do; later, compare them with the contract."""
         if self._topics is None or self.watch is None:
             self._topics = await self._thread.run(partial(topics.ensure, self._settings))
+            await self._thread.run(partial(self.on_topics, self._topics[0]))
             also = [self._settings.keys_topic] if has_personal_fields() else []
             self.watch = topics.Watch(self._settings, self._topics, self._status, self._admin, also)
         else:

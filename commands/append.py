@@ -115,6 +115,10 @@ class Appender:
         self._producer = clients.LastingProducer(self._settings, self._name, self._connection)
         self._thread = parts.thread("appender", self._poll)
 
+    def prepare(self, topic: Topic) -> None:
+        """Have the first append to this topic take no longer than others. Blocks; in any thread."""
+        clients.learn_leaders(self._producer.now, topic.name)
+
     async def close(self) -> None:
         """Waits a moment for appends under way."""
         self._produce_gathered()

@@ -83,6 +83,7 @@ class Handler:
         self._intake = Intake(commands.id, commands.partitions, clients.MAX_COMMAND_BYTES)
         self._connection = clients.Connection(who)
         self._producer = clients.LastingProducer(settings, who, self._connection)
+        clients.learn_leaders(self._producer.now, events.name)
         self._read_model = SnapshotReader(settings, f"samefold {who}", found, self._status)
         self._takeover = Takeover(settings, who, self.group, admin, self._read_model)
         self._members = Group(settings, self.group, self.name, commands, self._connection, self._stopping)

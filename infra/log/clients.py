@@ -296,6 +296,16 @@ def agent_consumer(settings: Settings, *, gather_ms: int = 0) -> Consumer:
     return _consumer(settings, only)
 
 
+def learn_leaders(client: Producer | Consumer, topic: str) -> None:
+    """Learn who leads a topic that exists, before the client first uses it. Waits up to AT_ONCE_S.
+
+    librdkafka asks for the topics that it knows when it connects, and for one that is new to it only once a second (seen with 2.8:
+    a first record, or a first fetch, by a client that was older than a moment took 0.7 to 1.0 s, and 5 ms after this).
+    """
+    with suppress(KafkaException):
+        client.list_topics(topic, AT_ONCE_S)
+
+
 def fetch_at_once(consumer: Consumer, topic: str, resumed: Iterable[int]) -> None:
     """Have resumed partitions fetched now, where none was before. Waits up to AT_ONCE_S for the brokers that lead them.
 

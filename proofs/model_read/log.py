@@ -107,6 +107,8 @@ class Consumer:
         self.at: dict[int, int] = {}
         self.paused: set[int] = set()
 
+    def list_topics(self, _topic: str, _timeout: float) -> None: ...
+
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         self.at = {one.partition: one.offset for one in partitions}
 

@@ -34,6 +34,8 @@ class LogReader:
         self._archived: dict[int, Iterator[tuple[list[Record], int]]] = {}
         """Partitions that are read from the archive, up to its end, and then from Kafka again."""
         self._paused: set[int] = set()
+        self._is_known = False
+        """The consumer has fetched of the topic."""
         self._assigned = False
         """Whether librdkafka is fetching from `next`."""
 
@@ -120,6 +122,9 @@ class LogReader:
     def _assign(self, full: Collection[int]) -> None:
         """Let Kafka fetch the partitions that are not read from the archive, and pause those that are full."""
         if not self._assigned:
+            if not self._is_known:
+                clients.learn_leaders(self._consumer, self._topic)
+                self._is_known = True
             # all of them again: a `seek` fails before librdkafka has begun to fetch
             self._resume(self._paused)
             here = [(partition, at) for partition, at in self.next.items() if partition not in self._archived]
