@@ -56,6 +56,7 @@ class Publisher:
         self.group = names.publisher(settings.group_prefix)
         self._publication = publication
         self._stopping = threading.Event()
+        self._has_read = threading.Event()
         self._error: SamefoldError | None = None
         self._parts = Parts(f"publisher {name}", self._end)
         self._status = logs.StatusLog(log, f"publisher {name}")
@@ -65,7 +66,6 @@ class Publisher:
         self._due_check = 0.0
 
     def stop(self) -> None:
-        self._parts.over()
         self._stopping.set()
 
     def run(self) -> None:
@@ -95,7 +95,7 @@ class Publisher:
                 self._check()
         finally:
             self._parts.over()
-            self._stopping.set()
+            self._has_read.set()
             self._drop(list(self._lanes))
             reading.join()
             self._log.close()
@@ -169,7 +169,7 @@ class Publisher:
 
     def _reading(self) -> None:
         """In a thread of its own: neither checks nor the group hold up the lanes."""
-        while not self._stopping.is_set():
+        while not self._has_read.is_set():
             self._read()
 
     def _read(self) -> None:
@@ -183,7 +183,7 @@ class Publisher:
             taken = self._log.take(self.settings.batch, POLL_S, full)
         except (KafkaUnavailable, DatabaseUnavailable) as error:  # the database has the archive's manifest
             self._status.wrong("log", error.message, "away")
-            self._stopping.wait(POLL_S)
+            self._has_read.wait(POLL_S)
             return
         for partition, inbox in inboxes.items():
             inbox.next = self._log.next[partition]

@@ -31,7 +31,7 @@ def history(
     settings = Settings()
     entries = [entry for entry in history_of(settings, stream) if void or entry["void"] is None]
     if not entries and (name := stream.partition("/")[0]) not in contexts():
-        raise typer.BadParameter(f"there is no context '{name}'; it is one of {', '.join(contexts())}")
+        raise typer.BadParameter(f"there is no context '{name}'; this code has {', '.join(contexts()) or 'none'}")
     if not stored:
         for entry in entries:
             entry["events"] = [_of_today(stream, event) for event in entry["events"]]

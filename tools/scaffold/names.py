@@ -66,7 +66,7 @@ def names_of(context: str) -> Names:
 
 def singular(many: str) -> str:
     """The singular of a regular English plural; other words stay as they are: `inventory`."""
-    if many.endswith(("series", "species")):
+    if many.rpartition("_")[2] in ("series", "species"):
         return many
     ends = {"ies": "y", "sses": "ss", "xes": "x", "ches": "ch", "shes": "sh", "ss": "ss", "us": "us", "s": ""}
     for end, instead in ends.items():

@@ -28,14 +28,14 @@ class LogReader:
         self.next: dict[int, int] = {}
         self._settings = settings
         self._topic = topic
-        self._consumer = consumer or clients.agent_consumer(settings, gather_ms=gather_ms)
+        self._consumer = clients.agent_consumer(settings, gather_ms=gather_ms) if consumer is None else consumer
         self._rest_s = 0.005 if gather_ms else 0.0
         """How long the other partitions may take to come, of the fetch that a take's first record came with."""
         self._archived: dict[int, Iterator[tuple[list[Record], int]]] = {}
         """Partitions that are read from the archive, up to its end, and then from Kafka again."""
         self._paused: set[int] = set()
         self._is_known = False
-        """The consumer has fetched of the topic."""
+        """The consumer has asked for the topic's leaders."""
         self._assigned = False
         """Whether librdkafka is fetching from `next`."""
 

@@ -45,8 +45,10 @@ class Consumer:
     def __init__(self, first: int) -> None:
         self.first = first
         self.at = 0
+        self.asked: list[str] = []
 
-    def list_topics(self, *_: Any) -> None: ...
+    def list_topics(self, topic: str, *_: Any) -> None:
+        self.asked.append(topic)
 
     def unassign(self) -> None: ...
 
@@ -73,3 +75,15 @@ def test_a_partition_whose_fetch_fails_holds_up_no_other(first: int) -> None:
             got += [record.offset for record in log.take(10, 0.0).get(0, [])]
     assert got == list(range(len(got)))
     assert len(got) >= 3
+
+
+def test_leaders_are_asked_for_before_the_first_fetch_alone() -> None:
+    """librdkafka asks for a topic that is new to it only once a second."""
+    consumer: Any = Consumer(0)
+    log = LogReader(Settings(kafka_bootstrap="127.0.0.1:1"), "events", consumer)
+    assert consumer.asked == []
+    log.go_on({0: 0, 1: 0})
+    with suppress(KafkaUnavailable):
+        log.take(10, 0.0)
+    log.go_on({0: 1, 1: 0})
+    assert consumer.asked == ["events"]

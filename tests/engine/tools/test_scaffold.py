@@ -64,6 +64,7 @@ def test_any_context_gets_files_of_python(tmp_path: Path, context: str) -> None:
     [
         ("room_bookings", "room-booking"),
         ("tv_series", "tv-series"),
+        ("nurseries", "nursery"),
         ("x_rays", "x-ray"),
         ("a_b_cs", "abc"),
         ("top_3s", "top3"),
