@@ -277,7 +277,7 @@ class Settings(BaseSettings):
             # Not its own text, and `from None`: pydantic quotes the input, which may be a secret.
             told = "; ".join(_told(wrong) for wrong in error.errors(include_input=False))
             raise BadSettings(f"Wrong settings: {told}.", HINT) from None
-        except (OSError, RuntimeError) as error:  # a file that may not be read, or no home folder
+        except (OSError, RuntimeError) as error:  # a file that may not be read, or `~` of nobody
             raise BadSettings(f"The settings can't be read: {error}.", HINT) from None
 
     @model_validator(mode="before")
@@ -287,12 +287,7 @@ class Settings(BaseSettings):
         given = {name: value for name, value in given.items() if value is not None}
         for name in PATHS:
             if str(given.get(name, "")).startswith("~"):
-                try:
-                    given[name] = str(Path(given[name]).expanduser())
-                except RuntimeError:
-                    raise ValueError(
-                        f"{PREFIX}{name.upper()}: '{given[name]}' begins with a home folder that is not there"
-                    ) from None
+                given[name] = str(Path(given[name]).expanduser())
         for name in SECRETS:
             if f"{name}_file" in given:
                 file = given[f"{name}_file"] = Path(given[f"{name}_file"]).absolute()
