@@ -18,7 +18,7 @@ RUN pip install --require-hashes --requirement requirements/build.txt \
     && pip install --require-hashes --no-build-isolation --requirement requirements/$PACKAGES.txt
 COPY . .
 RUN pip install --no-deps --no-build-isolation --editable . \
-    && if [ "$PACKAGES" = spark ]; then python -m spark_jobs.jars; fi \
+    && if [ "$PACKAGES" = spark ]; then python -m tools.dev.jars; fi \
     && python -m compileall -q . \
     && pip uninstall --yes setuptools wheel pip
 

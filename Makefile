@@ -71,13 +71,13 @@ $(VENV)/.installed: $(VENV)/.packages pyproject.toml
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/kafka/.verified: $(VENV)/.packages spark_jobs/kafka-jars.sha256
+$(VENV)/kafka/.verified: $(VENV)/.packages tools/dev/kafka-jars.sha256
 	@echo "setup 3/4: Kafka's jars into $(VENV)/kafka (46 jars, 44 MB; about a minute)"
-	@$(BIN)/python -m spark_jobs.jars kafka
+	@$(BIN)/python -m tools.dev.jars kafka
 	@$(BIN)/python -m tools.dev.kafka
 	@touch $@
 
-$(VENV)/spark-kafka/.verified: $(VENV)/.packages $(VENV)/kafka/.verified spark_jobs/spark-jars.sha256
+$(VENV)/spark-kafka/.verified: $(VENV)/.packages $(VENV)/kafka/.verified tools/dev/spark-jars.sha256
 	@echo "setup 4/4: Spark's connector to Kafka into $(VENV)/spark-kafka (3 jars, 1 MB; some seconds)"
-	@$(BIN)/python -m spark_jobs.jars spark
+	@$(BIN)/python -m tools.dev.jars spark
 	@touch $@

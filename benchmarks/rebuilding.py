@@ -71,8 +71,8 @@ def _engine(name: str) -> Iterator[Engine]:
     if name == "local":
         yield Local()
         return
-    from spark_jobs.engine import Spark
-    from spark_jobs.session import session
+    from spark_jobs.engine.session import session
+    from spark_jobs.engine.spark import Spark
 
     with session("bench", MASTER) as spark:
         yield Spark(spark)

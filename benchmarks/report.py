@@ -20,7 +20,7 @@ from rich.table import Table
 from benchmarks.plot import draw
 from benchmarks.results import Result, rounded
 from benchmarks.stage import Options
-from spark_jobs.jars import KAFKA
+from tools.dev.jars import KAFKA
 from tools.dev.postgres import VERSION
 from tools.terminal import print_json, stderr, stdout
 

@@ -1,4 +1,7 @@
-"""Where the folds of `projections/engine` run on Spark: thin adapters over the same functions.
+"""The log as tables of Spark: `from spark_jobs import events`. Datasets are files of this folder, Samefold's code is in `engine/`."""
 
-Samefold's: an update replaces it.
-"""
+from spark_jobs.engine.tables import Log as Log  # the public face
+from spark_jobs.engine.tables import commits as commits
+from spark_jobs.engine.tables import events as events
+from spark_jobs.engine.tables import records as records
+from spark_jobs.engine.tables import register as register

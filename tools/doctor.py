@@ -30,7 +30,7 @@ from projections.engine.operate.overview import differences
 from projections.engine.rebuild.switch import hand_made, pointers
 from projections.engine.store.positions import AGENTS, stopped_views
 from projections.engine.views.core_views import all_views
-from spark_jobs import jars
+from tools.dev import jars
 from tools.dev.postgres import VERSION, binaries
 from tools.dev.stack import Stack
 from tools.scaffold.copying import MANIFEST, changed

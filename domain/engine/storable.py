@@ -31,13 +31,13 @@ _VALUES: dict[type, str] = {
     NoneType: "{0} is None",
 }
 """Python conditions that are true of exact values; `{0}` is the value's name."""
-_CONTAINERS: dict[Any, type] = {
+CONTAINERS: dict[Any, type] = {
     **{kind: kind for kind in (list, set, frozenset)},
     **dict.fromkeys((Collection, Sequence, MutableSequence), list),
     **dict.fromkeys((AbstractSet, MutableSet), set),
 }
 """The type that a JSON array is decoded to, by declared type."""
-_MAPPINGS = (dict, Mapping, MutableMapping)
+MAPPINGS = (dict, Mapping, MutableMapping)
 _KEYS = {*_PLAIN, float, datetime, time} - {bool}
 
 
@@ -171,10 +171,10 @@ class _Conditions:
             return f"{value}.__class__ is {self._name(kind)}"
         if kind in (tuple[()], tuple) or origin is tuple:
             return self._tuple(kind, arguments, value, where)
-        if origin in _CONTAINERS and len(arguments) == 1:
-            made = self._name(_CONTAINERS[origin])
+        if origin in CONTAINERS and len(arguments) == 1:
+            made = self._name(CONTAINERS[origin])
             return self._named(value, lambda v: f"{v}.__class__ is {made} and {self._all(arguments[0], v, where)}")
-        if origin in _MAPPINGS and len(arguments) == 2:
+        if origin in MAPPINGS and len(arguments) == 2:
             return self._mapping(arguments, value, where)
         if isinstance(kind, type) and issubclass(kind, Enum):
             _require_readable(kind, where)

@@ -180,7 +180,7 @@ def api(place: str, host: str | None = None, port: int | None = None) -> Child:
 def spark_agent(place: str, agent: str, master: str) -> Child:
     """An agent as a Spark query, whose name begins with `place`."""
     name = f"agent-{agent}-spark"
-    return Child(name, "spark_jobs.agent", ("--agent", agent, "--name", f"{place}-{name}", "--master", master))
+    return Child(name, "spark_jobs.engine.agent", ("--agent", agent, "--name", f"{place}-{name}", "--master", master))
 
 
 def exporter(place: str) -> Child:

@@ -37,7 +37,7 @@ from proofs.one_fold.folding import live
 from proofs.one_fold.generate import HistorySpec, context_name, view_name
 from proofs.one_fold.histories import history
 from proofs.one_fold.places import Places, live_tables, parked_of, places_of, read_log, rows_of, write_skips
-from spark_jobs.engine import Spark
+from spark_jobs.engine.spark import Spark
 from tools.dev.stack import Stack
 from tools.testing.fixtures import dev_env
 
@@ -299,7 +299,7 @@ def short(text: str) -> str:
 @contextmanager
 def on_spark(folder: Path) -> Iterator[Callable[[Settings], Any]]:
     """`spark(place)` is an engine whose executors have the place's settings, and this tree."""
-    from spark_jobs.session import session
+    from spark_jobs.engine.session import session
 
     os.environ[f"{PREFIX}DATA_DIR"] = str(folder)
     tree = {"spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"]}

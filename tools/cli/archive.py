@@ -10,7 +10,7 @@ from rich.filesize import decimal
 from infra.archive import jobs
 from infra.settings import Settings
 from projections.engine.operate.trim import plan_trim, trim_log
-from spark_jobs.choose import engine_for
+from spark_jobs.engine.choose import engine_for
 from tools.cli import EngineName, Json, Master, Processes, Yes, new_app
 from tools.terminal import Output, Stages, Text, show, stdout, table
 

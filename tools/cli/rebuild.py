@@ -12,7 +12,7 @@ from projections.engine.rebuild.rebuild import old_builds, views_named
 from projections.engine.rebuild.rebuild import rebuild as run
 from projections.engine.rebuild.time_travel import look_back
 from projections.engine.views.core_views import all_views
-from spark_jobs.choose import engine_for
+from spark_jobs.engine.choose import engine_for
 from tools.cli import EngineName, Json, Master, Processes, Wait
 from tools.cli.switch import NOTHING, Interrupted, switched, telling_what_became
 from tools.terminal import Output, Stages, Text, plain, show, stderr

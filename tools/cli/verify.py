@@ -9,7 +9,7 @@ from infra.settings import Settings
 from projections.engine.operate.verify import verify as run
 from projections.engine.rebuild.rebuild import views_named
 from projections.engine.views.core_views import all_views
-from spark_jobs.choose import engine_for
+from spark_jobs.engine.choose import engine_for
 from tools.cli import EngineName, Json, Master, Processes
 from tools.terminal import Output, Stages, Text, plain, show, stderr, table
 

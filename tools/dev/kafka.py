@@ -16,8 +16,8 @@ from typing import NamedTuple
 import psutil
 
 from infra.processes.java import find_java
-from spark_jobs.jars import FOLDER, classpath
 from tools.dev import process
+from tools.dev.jars import FOLDER, classpath
 from tools.dev.process import StartFailed
 
 HOST = "127.0.0.1"

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from spark_jobs import jars
+from tools.dev import jars
 
 ROOT = Path(__file__).parents[2]
 TOOLS = Path(sys.prefix, "supply-chain", "bin")

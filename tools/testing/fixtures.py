@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
     from pyspark.sql import SparkSession
 
-    from spark_jobs.engine import Spark
+    from spark_jobs.engine.spark import Spark
     from tools.dev.stack import Stack
 
 StackT = TypeVar("StackT", bound="Stack")
@@ -243,8 +243,8 @@ def spark_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def spark(spark_place: Path) -> Iterator["SparkSession"]:
     """One Spark on two cores for the whole run; a task whose process dies is tried again, up to four times."""
-    from spark_jobs.session import session
-    from spark_jobs.stream_source import session_conf
+    from spark_jobs.engine.session import session
+    from spark_jobs.engine.stream_source import session_conf
 
     with pytest.MonkeyPatch.context() as patch:
         # the JVM's environment, and so the tasks', is that of the moment when it starts
@@ -260,7 +260,7 @@ def spark(spark_place: Path) -> Iterator["SparkSession"]:
 @pytest.fixture
 def spark_engine(spark: "SparkSession", world: Settings, spark_place: Path) -> "Spark":
     """The Spark engine, whose executors have this world's settings."""
-    from spark_jobs.engine import Spark
+    from spark_jobs.engine.spark import Spark
 
     (spark_place / "dev.env").write_text(dev_env(world))
     return Spark(spark)

@@ -44,7 +44,7 @@ from projections.engine.rebuild.builds import abandon_dead, begin, builds_of
 from projections.engine.rebuild.claims import release, try_claim
 from projections.engine.rebuild.rebuild import rebuild
 from projections.engine.views.core_views import all_views, code_set
-from spark_jobs.engine import Spark
+from spark_jobs.engine.spark import Spark
 from tests.engine.bookkeeper import Bookkeeper, fold_all
 from tests.engine.infra.archives import (
     ACCOUNTS,

@@ -22,7 +22,7 @@ SAMEFOLD = ("commands", "domain/engine", "policies/engine", "projections/engine"
 BESIDE = ("demo", "benchmarks", "proofs", "tests/engine")
 FLOORS = (("tools",), ("api", "spark_jobs"), ("policies",), ("commands",), ("projections",), ("domain",), ("infra",))
 """From the top downwards."""
-PROGRAMS = ("spark_jobs/rebuild.py", "spark_jobs/verify.py")
+PROGRAMS = ("spark_jobs/engine/rebuild.py", "spark_jobs/engine/verify.py")
 """What `spark-submit` runs: the command line, by another name."""
 ROOMS = ("views", "fold", "store", "live", "rebuild", "operate")
 

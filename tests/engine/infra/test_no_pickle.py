@@ -18,7 +18,12 @@ from faust.serializers import codecs
 from projections.engine.live import agent as _agent  # noqa: F401  # the process, which removes codecs
 from tools.testing.fixtures import ROOT
 
-OWN = {"spark_jobs.task", "spark_jobs.stream", "spark_jobs.agent", "tools.testing.test_every_service"}
+OWN = {
+    "spark_jobs.engine.task",
+    "spark_jobs.engine.stream",
+    "spark_jobs.engine.agent",
+    "tools.testing.test_every_service",
+}
 """Spark's driver and its executors pass each other tasks and results; a test passes an event from itself to itself."""
 RUNS_CODE = re.compile(r"\b(pickle|_pickle|cloudpickle|dill|joblib|jsonpickle|marshal|shelve)\b")
 CALLS = re.compile(r"\b(read_pickle|allow_pickle|unsafe_load|full_load)\b|yaml\.load\(")

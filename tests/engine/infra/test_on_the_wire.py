@@ -488,12 +488,12 @@ def test_an_agent_on_spark_reads_over_tls_and_shows_no_password(house: House, tm
     log, settings = tmp_path / "spark.log", house.of("agent")
     with (
         handler(house.of("handler")),
-        process(settings, log, "spark_jobs.agent", "--name", "s1", "--master", "local[2,4]"),
+        process(settings, log, "spark_jobs.engine.agent", "--name", "s1", "--master", "local[2,4]"),
     ):
         send(house.of("send"), open_account("ada"), deposit("ada", "d1", 7))
         until(lambda: rows(house, "select cents from balances where account = 'ada'") == [(7,)], "Spark folds")
         lines = [" ".join(one.info["cmdline"] or []) for one in psutil.process_iter(["cmdline"])]
-        assert any("spark_jobs.agent" in line for line in lines)
+        assert any("spark_jobs.engine.agent" in line for line in lines)
         assert any("org.apache.spark" in line for line in lines)
     for shown in (*lines, log.read_text()):
         assert PASSWORD not in shown

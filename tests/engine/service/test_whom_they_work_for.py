@@ -33,7 +33,7 @@ from projections.engine.operate.verify import verify
 from projections.engine.rebuild.rebuild import rebuild
 from projections.engine.rebuild.time_travel import look_back
 from projections.engine.views.core_views import all_views
-from spark_jobs.agent import Agent
+from spark_jobs.engine.agent import Agent
 from tests.engine.bookkeeper import Bookkeeper, folded_lives
 from tests.engine.projections.test_agent import is_made
 from tools.dev.kafka import Kafka
@@ -131,7 +131,7 @@ def written(world: Settings) -> list[object]:
 def test_executors_that_work_elsewhere_end_each_job_by_name_and_write_nothing(
     bank: Bookkeeper, misled: str, spark: SparkSession
 ) -> None:
-    from spark_jobs.engine import Spark
+    from spark_jobs.engine.spark import Spark
 
     bank.life(ACCOUNTS[:1], 1)  # what an agent has still to fold
     before = written(bank.world)
@@ -200,7 +200,8 @@ def test_each_module_that_decodes_folds_or_writes_is_code() -> None:
     }
     others |= {f"database/{name}" for name in ("__init__", "connect", "own_tables", "revisions", "roles")}
     told = (
-        "import sys, projections.engine.rebuild.rebuild, projections.engine.operate.verify, infra.archive.jobs, spark_jobs.stream\n"
+        "import sys, projections.engine.rebuild.rebuild, projections.engine.operate.verify\n"
+        "import infra.archive.jobs, spark_jobs.engine.stream\n"
         "projections.engine.views.core_views.all_views()\n"
         "for module in list(sys.modules.values()): print(getattr(module, '__file__', None) or '')"
     )

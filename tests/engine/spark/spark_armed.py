@@ -20,8 +20,8 @@ from infra.processes import faultpoints
 from infra.processes.faultpoints import Point
 from projections.engine.views.core_views import agent_views
 from projections.engine.views.view import View
-from spark_jobs import stream
-from spark_jobs.stream import Share
+from spark_jobs.engine import stream
+from spark_jobs.engine.stream import Share
 from tests.engine.projections.bankviews import BALANCES_2, BROKEN, CORRECTED, parking, stopping, view, with_views
 from tools.testing.waiting import until
 

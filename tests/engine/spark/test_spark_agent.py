@@ -32,10 +32,10 @@ from projections.engine.operate.verify import verify
 from projections.engine.rebuild.rebuild import rebuild, resume
 from projections.engine.views.core_views import all_views
 from projections.engine.views.view import View
-from spark_jobs import agent as spark_agent
-from spark_jobs import stream, stream_source
-from spark_jobs.agent import Agent
-from spark_jobs.stream_source import SecretUnfit
+from spark_jobs.engine import agent as spark_agent
+from spark_jobs.engine import stream, stream_source
+from spark_jobs.engine.agent import Agent
+from spark_jobs.engine.stream_source import SecretUnfit
 from tests.engine.bookkeeper import DAY, Bookkeeper, fold_all
 from tests.engine.projections.bankviews import CORRECTED, PARKING, behind, live_table, make_tables, start_over, stopping
 from tests.engine.projections.test_agent import NoteTaken
@@ -46,7 +46,7 @@ from tools.testing.fixtures import Samefold
 from tools.testing.waiting import DEADLINE_S, until
 
 if TYPE_CHECKING:
-    from spark_jobs.engine import Spark
+    from spark_jobs.engine.spark import Spark
 
 ACCOUNTS = [str(number) for number in range(24)]
 POINTS: list[AgentPoint] = [
@@ -218,7 +218,7 @@ def test_faust_and_spark_take_over_from_each_other_killed_frozen_and_at_once(
             # each is killed where it stands, when its block ends
             with process("projections.engine.live.agent", world, tmp_path, f"faust-{number}"):
                 wait_for_commits_of(world, f"faust-{number}")
-            with process("spark_jobs.agent", world, tmp_path, f"spark-{number}"):
+            with process("spark_jobs.engine.agent", world, tmp_path, f"spark-{number}"):
                 wait_for_commits_of(world, f"spark-{number}")
         with (
             process("projections.engine.live.agent", world, tmp_path, "faust") as faust,
@@ -340,7 +340,7 @@ def test_poison_ends_its_process_right_before_it_as_the_faust_agents(
     monkeypatch.setattr(spark_agent, "session", lambda *_: nullcontext(spark_engine.session))
     monkeypatch.setattr(spark_agent, "collect_seldom", lambda: None)
     monkeypatch.setattr(spark_agent, "_leave_soon", lambda _: None)
-    monkeypatch.setattr("spark_jobs.agent.logs.configure", lambda *_: None)
+    monkeypatch.setattr("spark_jobs.engine.agent.logs.configure", lambda *_: None)
     monkeypatch.setattr(os, "_exit", sys.exit)
     with pytest.raises(SystemExit) as end:
         spark_agent.main()
@@ -458,7 +458,7 @@ UNFIT: Any = make_dataclass("MoneyDeposited", [("cents", str, "many")])
 @contextmanager
 def process(module: str, world: Settings, folder: Path, name: str) -> Iterator[subprocess.Popen[bytes]]:
     """An agent's process."""
-    where = ("--master", "local[2,4]") if module == "spark_jobs.agent" else ()
+    where = ("--master", "local[2,4]") if module == "spark_jobs.engine.agent" else ()
     with spawned(world, folder / f"{name}.log", sys.executable, "-m", module, "--name", name, *where) as running:
         yield running
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from infra.processes.engines import Local
-from spark_jobs.choose import CORE_PER_S, WORTH_S, WrongEngine, choose, engine_for
+from spark_jobs.engine.choose import CORE_PER_S, WORTH_S, WrongEngine, choose, engine_for
 
 FEW = int(CORE_PER_S * WORTH_S)
 MANY = FEW * 10

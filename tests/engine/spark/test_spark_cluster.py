@@ -45,8 +45,8 @@ from infra.settings import Settings
 from projections.engine.rebuild.builds import begin
 from projections.engine.rebuild.load import parts
 from projections.engine.views.core_views import agent_views, all_views, code_set
-from spark_jobs.engine import Spark
-from spark_jobs.session import session
+from spark_jobs.engine.spark import Spark
+from spark_jobs.engine.session import session
 from tests.engine.spark.spark_cluster import SMALL
 from tests.engine.spark.spark_tasks import Staged, load_staged
 

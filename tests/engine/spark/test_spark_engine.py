@@ -27,9 +27,9 @@ from projections.engine.rebuild.claims import BuildAbandoned
 from projections.engine.rebuild.load import RowsRefused, load, parts
 from projections.engine.rebuild.rebuild import rebuild
 from projections.engine.views.core_views import agent_views, all_views, code_set
-from spark_jobs.engine import Spark, SparkGaveUp, attempts_of
-from spark_jobs.services import Services
-from spark_jobs.task import CodeMissing, ExecutorNotConfigured, Failure, Task, pack
+from spark_jobs.engine.services import Services
+from spark_jobs.engine.spark import Spark, SparkGaveUp, attempts_of
+from spark_jobs.engine.task import CodeMissing, ExecutorNotConfigured, Failure, Task, pack
 from tests.engine.bookkeeper import Bookkeeper, fold_all
 from tests.engine.projections.bankviews import live_rows, live_table, rows
 from tests.engine.projections.test_verify import plant, told_of

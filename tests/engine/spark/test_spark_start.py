@@ -18,9 +18,9 @@ import pytest
 
 from infra.processes.java import utf8
 from infra.settings import Settings
-from spark_jobs import engine
-from spark_jobs.jvm import SparkUnavailable
-from spark_jobs.session import SparkUnfit, session
+from spark_jobs.engine import spark as engine
+from spark_jobs.engine.jvm import SparkUnavailable
+from spark_jobs.engine.session import SparkUnfit, session
 from tests.engine.bookkeeper import Bookkeeper
 from tests.engine.spark.spark_cluster import plain_environment, runs
 from tests.engine.spine import scalar, set_up
@@ -36,7 +36,7 @@ import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from tools.cli import print_error
 from infra.errors import SamefoldError
-from spark_jobs import session as sessions
+from spark_jobs.engine import session as sessions
 sessions.STOP_S = float(os.environ.get("STOP_S", sessions.STOP_S))
 try:
     with sessions.session("test", "local[1]"):
@@ -164,7 +164,7 @@ def test_a_killed_agent_on_spark_leaves_neither_jvm_nor_files_whatever_its_folde
     (folder := tmp_path / "Prüfung").mkdir()
     places = {"TMPDIR": str(folder), "SPARK_LOCAL_DIRS": str(folder), "LC_ALL": "C"}
     agent = subprocess.Popen(
-        [sys.executable, "-m", "spark_jobs.agent", "--master", "local[2]"],
+        [sys.executable, "-m", "spark_jobs.engine.agent", "--master", "local[2]"],
         env=plain_environment() | world.environment() | places | {"PYTHONPATH": str(ROOT)},
         cwd=folder,
     )

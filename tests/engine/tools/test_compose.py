@@ -12,8 +12,8 @@ import yaml
 from typer.testing import CliRunner
 
 from infra.settings import PREFIX, Settings
-from spark_jobs.jars import KAFKA
 from tools.cli import build
+from tools.dev.jars import KAFKA
 from tools.dev.postgres import VERSION, binaries
 
 ROOT = Path(__file__).parents[3]

@@ -90,7 +90,7 @@ for package in (api, commands, domain, infra, policies, projections, tools):
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if not found.name.startswith(("tools.testing", "tools.migrations.env", "projections.migrations")):
             importlib.import_module(found.name)
-importlib.import_module("spark_jobs.choose")
+importlib.import_module("spark_jobs.engine.choose")
 """
 
 

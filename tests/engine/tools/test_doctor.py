@@ -11,8 +11,8 @@ import pytest
 from domain.engine.personal.masters import new_line
 from infra.processes.java import JavaMissing, find_java
 from infra.settings import Settings
-from spark_jobs import jars
 from tools import doctor
+from tools.dev import jars
 from tools.dev.kafka import Kafka
 from tools.testing.fixtures import Samefold
 

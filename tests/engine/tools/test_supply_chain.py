@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from spark_jobs import jars
-from tools.dev import audit, sbom
+from tools.dev import audit, jars, sbom
 from tools.testing.fixtures import ROOT
 
 LOCKED = {**jars.locked(), **jars.locked(jars.CONNECTOR_LOCK)}

@@ -1,6 +1,6 @@
 """Jars, resolved by the Ivy that PySpark ships, so that set-up needs nothing but Java and pip.
 
-Kafka's for the development stack, and those that Spark lacks to read from Kafka. `python -m spark_jobs.jars [kafka] [spark]`
+Kafka's for the development stack, and those that Spark lacks to read from Kafka. `python -m tools.dev.jars [kafka] [spark]`
 fetches both sets, or one, and checks them against kafka-jars.sha256 and spark-jars.sha256; `--lock` rewrites these files
 after a version was raised. They live inside the virtual environment: one folder to delete, no HOME needed.
 """

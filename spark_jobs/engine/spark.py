@@ -18,9 +18,9 @@ from infra.errors import SamefoldError
 from infra.processes.code_identity import CODE
 from infra.processes.engines import Argument
 from infra.processes.workers import Advance
-from spark_jobs.services import Services, WrongDatabase
-from spark_jobs.session import SparkUnfit, first_line, is_local
-from spark_jobs.task import CodeMissing, Failure, Returned, Task, pack
+from spark_jobs.engine.services import Services, WrongDatabase
+from spark_jobs.engine.session import SparkUnfit, first_line, is_local
+from spark_jobs.engine.task import CodeMissing, Failure, Returned, Task, pack
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.errors import SamefoldError
-from spark_jobs.jvm import Output, SparkUnavailable, jvm
+from spark_jobs.engine.jvm import Output, SparkUnavailable, jvm
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,4 +1,4 @@
-"""The agent as a Spark Structured Streaming query. `python -m spark_jobs.agent --agent core --master 'local[*]'`.
+"""The agent as a Spark Structured Streaming query. `python -m spark_jobs.engine.agent --agent core --master 'local[*]'`.
 
 It has the views, positions and compare-and-set of the Faust agent: either may take over from the other at any moment, and both may
 run at once. The database is the only truth. So a query starts at the positions, with a checkpoint of its own that is deleted at
@@ -41,10 +41,10 @@ from projections.engine.live.startup import set_difference
 from projections.engine.live.worker import Worker, check_reach
 from projections.engine.store.positions import Positions
 from projections.engine.views.core_views import agent_views, code_set
-from spark_jobs import stream, stream_source
-from spark_jobs.services import Services, WrongDatabase
-from spark_jobs.session import first_line, session
-from spark_jobs.stream import COLUMNS, RESULT, Share, ShareResult, Status
+from spark_jobs.engine import stream, stream_source
+from spark_jobs.engine.services import Services, WrongDatabase
+from spark_jobs.engine.session import first_line, session
+from spark_jobs.engine.stream import COLUMNS, RESULT, Share, ShareResult, Status
 
 log = logging.getLogger(__name__)
 
@@ -277,7 +277,7 @@ class Agent:
 
 def main() -> NoReturn:
     """Exit code 0 after SIGTERM or SIGINT, 1 after an error."""
-    parser = argparse.ArgumentParser(prog="python -m spark_jobs.agent")
+    parser = argparse.ArgumentParser(prog="python -m spark_jobs.engine.agent")
     parser.add_argument("--agent", default="core")
     parser.add_argument("--name", default="agent-spark")
     parser.add_argument("--master", default=None, help="Spark's master; by default that of spark-submit")
@@ -288,7 +288,7 @@ def main() -> NoReturn:
         logging.getLogger("psycopg").setLevel(logging.CRITICAL)
     collect_seldom()
     # Spark's local processes are our children and take their settings from the environment
-    os.environ.update(own_secrets("spark_jobs.agent", settings.environment()))
+    os.environ.update(own_secrets("spark_jobs.engine.agent", settings.environment()))
     stack = ExitStack()
 
     def start() -> Any:

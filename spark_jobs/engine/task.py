@@ -20,7 +20,7 @@ from infra.processes.engines import Argument
 from infra.processes.memory import folding
 from infra.processes.workers import Advance
 from infra.settings import Settings
-from spark_jobs.services import Services
+from spark_jobs.engine.services import Services
 
 REPORT_S = 1.0
 PASSING = (KafkaUnavailable, DatabaseUnavailable)

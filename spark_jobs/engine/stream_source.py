@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from infra.errors import SamefoldError
 from infra.log.rule import Reading
 from infra.settings import PREFIX, Settings
-from spark_jobs.jars import connector
-from spark_jobs.session import submitted
+from spark_jobs.engine.session import submitted
+from tools.dev.jars import connector
 
 MOST_OFFSETS = 100_000
 """Of one micro-batch, which should not take minutes. Its tasks commit in small transactions in any case."""

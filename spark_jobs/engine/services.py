@@ -47,16 +47,7 @@ class Services:
     def require(self, settings: Settings) -> None:
         """Raises WrongKafka, WrongDatabase where these settings lead elsewhere; KafkaUnavailable, DatabaseUnavailable."""
         where = f"as a worker on {socket.gethostname()} reaches it,"
-        try:
-            topic_id = topics.describe(settings, settings.events_topic).id
-        except topics.TopicMissing:
-            topic_id = "none"
-        if topic_id != self.topic_id:
-            raise WrongKafka(
-                f"Kafka at {settings.kafka}, {where} is not that of the process that sent it work, {self.kafka}: "
-                f"the id of its topic '{settings.events_topic}' is {topic_id}, not {self.topic_id}.",
-                _CURE.format("SAMEFOLD_KAFKA_BOOTSTRAP and SAMEFOLD_EVENTS_TOPIC"),
-            )
+        require_kafka(settings, self.kafka, self.topic_id)
         if _database(settings) != self.database:
             known = conninfo_to_dict(settings.database)
             raise WrongDatabase(
@@ -64,6 +55,20 @@ class Services:
                 "that of the process that sent it work, but another one, perhaps a copy.",
                 _CURE.format("SAMEFOLD_DATABASE_URL"),
             )
+
+
+def require_kafka(settings: Settings, sender: str, topic_id: str) -> None:
+    """Raises WrongKafka where these settings lead to another topic of events than the sender's; KafkaUnavailable."""
+    try:
+        found = topics.describe(settings, settings.events_topic).id
+    except topics.TopicMissing:
+        found = "none"
+    if found != topic_id:
+        raise WrongKafka(
+            f"Kafka at {settings.kafka}, as a worker on {socket.gethostname()} reaches it, is not that of the process that "
+            f"sent it work, {sender}: the id of its topic '{settings.events_topic}' is {found}, not {topic_id}.",
+            _CURE.format("SAMEFOLD_KAFKA_BOOTSTRAP and SAMEFOLD_EVENTS_TOPIC"),
+        )
 
 
 def _database(settings: Settings) -> tuple[str, int]:

@@ -28,8 +28,8 @@ from projections.engine.live.startup import set_difference
 from projections.engine.live.worker import Worker
 from projections.engine.store.commit import CommitStatus
 from projections.engine.views.core_views import agent_views, code_set
-from spark_jobs.services import Services
-from spark_jobs.task import own_settings
+from spark_jobs.engine.services import Services
+from spark_jobs.engine.task import own_settings
 
 COLUMNS = ("partition", "offset", "unix_millis(timestamp) as time_ms", "value")
 """What a task needs of the connector's columns. No fold uses a record's key."""

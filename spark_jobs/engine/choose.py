@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 
 from infra.errors import SamefoldError
 from infra.processes.engines import Engine, EngineFor, Local
-from spark_jobs.session import LOCAL, is_local, session, submitted
+from spark_jobs.engine.session import LOCAL, is_local, session, submitted
 
 CORE_PER_S = 100_000
 """Records that one core folds and loads in a second, roughly: Samefold measured 190,000 to 236,000 on two."""
@@ -49,7 +49,7 @@ def engine_for(
             if not use_spark:
                 return Local(processes)
             if not started:
-                from spark_jobs.engine import Spark
+                from spark_jobs.engine.spark import Spark
 
                 where = master or (None if submitted() else LOCAL)
                 started.append(Spark(stack.enter_context(session("job", where))))

@@ -1,0 +1,194 @@
+"""The columns that an event's fields have in Spark: types, and how values get there.
+
+    bool, int, float, str, bytes    boolean, bigint, double, string, binary
+    date, datetime, timedelta       date, timestamp (a time without a zone is taken as UTC), interval day to second
+    Decimal                         decimal(38, 18)
+    UUID, time                      string, as in the log
+    Enum, Literal                   string or bigint: the stored value
+    facts and named tuples          struct of their fields; a tuple of several types has the fields _1, _2, …
+    list, set, tuple of one type    array; a set's values are sorted by their texts
+    dict                            map
+    T | None                        as T: every column may be null
+    anything else                   string, the stored JSON: unions of several types, facts without fields
+
+A personal value is its ciphertext, as in the log.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from operator import attrgetter
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from uuid import UUID
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import types as spark
+
+from domain.engine.storable import CONTAINERS, MAPPINGS
+from infra.errors import SamefoldError
+
+Convert = Callable[[Any], Any]
+
+
+class BadColumn(SamefoldError):
+    """Event classes can't become the columns of one table."""
+
+    exit_code = 2
+
+
+class ColumnType(NamedTuple):
+    """A type in Spark and in Arrow. `convert` makes what `pyarrow.array` takes of a value; None where it takes the value itself."""
+
+    spark: spark.DataType
+    arrow: pa.DataType
+    convert: Convert | None = None
+
+
+class Column(NamedTuple):
+    """A column, and how to get its value from what a row is made of."""
+
+    name: str
+    type: ColumnType
+    get: Callable[[Any], Any]
+
+    def array(self, rows: Sequence[Any]) -> pa.Array:
+        """Raises pyarrow.ArrowInvalid, OverflowError for a value that the type can't hold."""
+        values = map(self.get, rows)
+        if (convert := self.type.convert) is None:
+            return pa.array(values, self.type.arrow)
+        return pa.array([None if value is None else convert(value) for value in values], self.type.arrow)
+
+
+TEXT = ColumnType(spark.StringType(), pa.string())
+WHOLE = ColumnType(spark.LongType(), pa.int64())
+SMALL = ColumnType(spark.IntegerType(), pa.int32())
+BYTES = ColumnType(spark.BinaryType(), pa.binary())
+TIME = ColumnType(spark.TimestampType(), pa.timestamp("us", "UTC"))
+
+_JSON = TEXT._replace(convert=lambda value: msgspec.json.encode(value).decode())
+_PLAIN: Mapping[Any, ColumnType] = {
+    bool: ColumnType(spark.BooleanType(), pa.bool_()),
+    int: WHOLE,
+    float: ColumnType(spark.DoubleType(), pa.float64()),
+    str: TEXT,
+    bytes: BYTES,
+    date: ColumnType(spark.DateType(), pa.date32()),
+    datetime: TIME,
+    time: TEXT._replace(convert=time.isoformat),
+    timedelta: ColumnType(spark.DayTimeIntervalType(), pa.duration("us")),
+    Decimal: ColumnType(spark.DecimalType(38, 18), pa.decimal128(38, 18)),
+    UUID: TEXT._replace(convert=str),
+}
+
+
+def fields_of(event: type) -> list[Column]:
+    """The columns of an event's fields. Raises BadColumn."""
+    return [Column(name, type_of(hint), attrgetter(name)) for name, hint in _fields(event)]
+
+
+def type_of(kind: Any) -> ColumnType:
+    """The column type of a field's type."""
+    while True:
+        if hasattr(kind, "__supertype__"):  # a NewType
+            kind = kind.__supertype__
+        elif get_origin(kind) is Annotated:
+            kind = get_args(kind)[0]
+        else:
+            break
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        some = [one for one in arguments if one is not NoneType]
+        return type_of(some[0]) if len(some) == 1 else _JSON
+    if origin is Literal:
+        return _of_values(arguments)
+    if origin is tuple and len(arguments) == 2 and arguments[1] is ...:
+        return _array(type_of(arguments[0]))
+    if origin is tuple and arguments:
+        return _struct([(f"_{n}", type_of(one)) for n, one in enumerate(arguments, 1)], tuple)
+    if origin in CONTAINERS:
+        return _array(type_of(arguments[0]), is_set=CONTAINERS[origin] in (set, frozenset))
+    if origin in MAPPINGS:
+        return _map(*map(type_of, arguments))
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        found = _of_values([one.value for one in kind])
+        return found if found is _JSON else found._replace(convert=attrgetter("value"))
+    if isinstance(kind, type) and (fields := _fields(kind)):
+        names = [name for name, _ in fields]
+        return _struct(
+            [(name, type_of(hint)) for name, hint in fields], attrgetter(*names) if names[1:] else _single(names[0])
+        )
+    return _JSON
+
+
+def _fields(kind: type) -> list[tuple[str, Any]]:
+    """The fields of a fact or named tuple, with their types. Raises BadColumn."""
+    names = (
+        [one.name for one in dataclasses.fields(kind)]
+        if dataclasses.is_dataclass(kind)
+        else getattr(kind, "_fields", ())
+    )
+    seen: dict[str, str] = {}
+    for name in names:
+        if (other := seen.setdefault(name.lower(), name)) is not name:
+            raise BadColumn(
+                f"{kind.__module__}: {kind.__qualname__} has the fields '{other}' and '{name}', which are one name in Spark.",
+                "Leave such an event out, or read its body: events(spark).",
+            )
+    hints = get_type_hints(kind, include_extras=True)
+    return [(name, hints[name]) for name in names]
+
+
+def _of_values(values: Sequence[Any]) -> ColumnType:
+    kinds = set(map(type, values))
+    return _PLAIN[kinds.pop()] if kinds in ({str}, {int}, {bool}) else _JSON
+
+
+def _single(name: str) -> Convert:
+    return lambda value: (getattr(value, name),)
+
+
+def _struct(fields: Sequence[tuple[str, ColumnType]], values: Callable[[Any], tuple[Any, ...]]) -> ColumnType:
+    names, converters = [name for name, _ in fields], [one.convert for _, one in fields]
+
+    def convert(value: Any) -> dict[str, Any]:
+        parts = zip(names, converters, values(value), strict=True)
+        return {name: part if of is None or part is None else of(part) for name, of, part in parts}
+
+    return ColumnType(
+        spark.StructType([spark.StructField(name, one.spark) for name, one in fields]),
+        pa.struct([pa.field(name, one.arrow) for name, one in fields]),
+        convert,
+    )
+
+
+def _array(of: ColumnType, *, is_set: bool = False) -> ColumnType:
+    each = _each(of)
+
+    def convert(values: Any) -> list[Any]:
+        return each(sorted(values, key=repr) if is_set else values)
+
+    return ColumnType(spark.ArrayType(of.spark), pa.list_(pa.field("element", of.arrow)), convert)
+
+
+def _map(keys: ColumnType, values: ColumnType) -> ColumnType:
+    of_keys, of_values = _each(keys), _each(values)
+
+    def convert(value: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
+        return list(zip(of_keys(value.keys()), of_values(value.values()), strict=True))
+
+    return ColumnType(spark.MapType(keys.spark, values.spark), pa.map_(keys.arrow, values.arrow), convert)
+
+
+def _each(of: ColumnType) -> Callable[[Any], list[Any]]:
+    convert = of.convert
+    if convert is None:
+        return list
+    return lambda values: [None if value is None else convert(value) for value in values]

@@ -1,0 +1,603 @@
+"""The log as a table of Spark: the data source `samefold`, batch and streaming.
+
+    spark.dataSource.register(Samefold)
+    spark.read.format("samefold").option("events", "accounts.MoneyDeposited").load()
+
+`read` says what a row is: `events` (by default), `commits` or `records`. A task reads a range of a partition by the reading rule,
+as the fold does, and decodes only what the asked columns need: name the columns by `schema`, or `columns` of `events`.
+
+A task gets no settings: it reads its own environment's, and compares its code and its Kafka with the sender's.
+"""
+
+# mypy: disallow-subclassing-any=False
+# (PySpark brings no types)
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property, partial
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+from msgspec import UNSET
+from pyspark.sql import types as spark
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from domain.engine.contexts import contexts
+from domain.engine.storable import decoder, encode
+from domain.engine.versions import stored_name, stored_type
+from infra.archive.whole_log import read_range
+from infra.errors import SamefoldError
+from infra.log import topics
+from infra.log.partitioner import partition_of
+from infra.log.records import Commit, Opening, Record, decode_event, typed_decoder
+from infra.log.rule import START, Counted, Reading, read
+from infra.processes.code_identity import CODE, require_code
+from infra.settings import Settings
+from projections.engine.fold.as_of import Cut, cuts, parse_as_of
+from projections.engine.fold.errors import UnknownEvent, UnreadableEvent
+from spark_jobs.engine.columns import BYTES, SMALL, TEXT, TIME, WHOLE, BadColumn, Column, fields_of
+from spark_jobs.engine.services import require_kafka
+from spark_jobs.engine.task import own_settings
+
+GATHERED = 10_000
+"""Rows of a batch that goes to Spark."""
+
+
+class BadOption(SamefoldError):
+    """An option of the data source has a value that it can't have."""
+
+    exit_code = 2
+
+
+class UnfitValue(SamefoldError):
+    """A value does not fit its column's type in Spark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range(InputPartition):
+    """What a task reads of a partition: records from `start` on, a reading state; rows only from offset `begin` on, up to `end`."""
+
+    partition: int
+    start: Reading
+    begin: int
+    end: Cut
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """The planning process, which a task must match."""
+
+    kafka: str
+    topic_id: str
+    code: Mapping[str, str] = field(default_factory=lambda: CODE)
+
+    def settings(self) -> Settings:
+        """This process's own. Raises WrongCode, WrongKafka, ExecutorNotConfigured, KafkaUnavailable."""
+        require_code(self.code)
+        settings = own_settings()
+        require_kafka(settings, self.kafka, self.topic_id)
+        return settings
+
+
+# ── what a row is ──
+
+
+class EventRow(NamedTuple):
+    """A counted event. `event` is its class's, or as stored where only `decode` makes that of it."""
+
+    counted: Counted
+    partition: int
+    context: str
+    version: int
+    type: str
+    event: Any
+
+
+class CommitRow(NamedTuple):
+    counted: Counted
+    partition: int
+
+
+class RecordRow(NamedTuple):
+    record: Record
+    entry: Commit | Opening | None
+    void: str | None
+
+
+def _optional(name: str) -> Callable[[Any], Any]:
+    def get(row: Any) -> Any:
+        value = getattr(row.counted.commit, name)
+        return None if value is UNSET else value
+
+    return get
+
+
+def _reason(name: str) -> Callable[[CommitRow], Any]:
+    return lambda row: getattr(row.counted.commit.reason, name, None)
+
+
+_COMMON = (
+    Column("stream", TEXT, attrgetter("counted.commit.stream")),
+    Column("context", TEXT, lambda row: row.counted.commit.stream.partition("/")[0]),
+    Column("id", TEXT, lambda row: row.counted.commit.stream.partition("/")[2]),
+    Column("time", TIME, lambda row: row.counted.time_ms * 1_000),
+    Column("partition", SMALL, attrgetter("partition")),
+    Column("offset", WHOLE, attrgetter("counted.offset")),
+    Column("command_id", TEXT, attrgetter("counted.commit.command_id")),
+    Column("correlation_id", TEXT, lambda row: _correlation(row.counted.commit)),
+    Column("by", TEXT, _optional("by")),
+)
+EVENTS = (
+    *_COMMON[:3],
+    Column("version", WHOLE, attrgetter("version")),
+    Column("type", TEXT, attrgetter("type")),
+    *_COMMON[3:],
+)
+BODY = Column("body", TEXT, lambda row: bytes(row.event).decode())
+COMMITS = (
+    *_COMMON[:3],
+    Column("version", WHOLE, attrgetter("counted.commit.version")),
+    Column("events", SMALL, lambda row: len(row.counted.commit.events)),
+    *_COMMON[3:],
+    Column("command_offset", WHOLE, attrgetter("counted.commit.command_offset")),
+    Column("causation_id", TEXT, _optional("causation_id")),
+    Column("outcome", TEXT, attrgetter("counted.commit.outcome")),
+    Column("code", TEXT, _reason("code")),
+    Column("message", TEXT, _reason("message")),
+)
+RECORDS = (
+    Column("partition", SMALL, attrgetter("record.partition")),
+    Column("offset", WHOLE, attrgetter("record.offset")),
+    Column("time", TIME, lambda row: row.record.time_ms * 1_000),
+    Column("key", BYTES, attrgetter("record.key")),
+    Column("value", BYTES, attrgetter("record.value")),
+    Column("kind", TEXT, lambda row: row.entry and type(row.entry).__name__.lower()),
+    Column("void", TEXT, attrgetter("void")),
+)
+_OTHERS = {"commits": COMMITS, "records": RECORDS}
+_BY_RULE = {"kind", "void"}
+"""The columns of a record that the reading rule tells."""
+
+
+def _correlation(commit: Commit) -> str:
+    return commit.command_id if commit.correlation_id is UNSET else commit.correlation_id
+
+
+def columns_of(classes: Sequence[type]) -> list[Column]:
+    """The columns of events of these classes: what every event has, and their fields. Raises BadColumn."""
+    taken = {column.name: column for column in EVENTS}
+    found: dict[str, tuple[Column, type]] = {}
+    for event in classes:
+        for column in fields_of(event):
+            name = f"event_{column.name}" if column.name.lower() in taken else column.name
+            mine = column._replace(name=name, get=_field_of(event, column.get))
+            known, owner = found.setdefault(name.lower(), (mine, event))
+            if known is mine:
+                continue
+            if (known.name, known.type.spark) != (name, mine.type.spark):
+                raise BadColumn(
+                    f"{owner.__module__}.{owner.__qualname__} and {event.__module__}.{event.__qualname__} both have a field "
+                    f"'{column.name}', as {known.type.spark.simpleString()} and as {mine.type.spark.simpleString()}.",
+                    "Read them as two tables, or rename one field.",
+                )
+            found[name.lower()] = known._replace(get=_either(known.get, mine.get)), owner
+    return [*EVENTS, *(column for column, _ in found.values())]
+
+
+def _field_of(event: type, get: Callable[[Any], Any]) -> Callable[[EventRow], Any]:
+    return lambda row: get(row.event) if type(row.event) is event else None
+
+
+def _either(one: Callable[[Any], Any], other: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def get(row: EventRow) -> Any:
+        return other(row) if (value := one(row)) is None else value
+
+    return get
+
+
+# ── the source ──
+
+
+class Samefold(DataSource):
+    """The data source. Its options:
+
+    read        `events` (by default), `commits` or `records`
+    events      of `events`: which, by context and class, `accounts.MoneyDeposited,accounts.MoneyWithdrawn`; by default all,
+                with `body` instead of their fields
+    as_of       of a batch: a time or positions, as `samefold rebuild --as-of` takes it
+    starting    of a stream: `earliest` (by default), `latest`, or positions as `0:123,1:456`
+    most        of a stream: about how many records a micro-batch has at most
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "samefold"
+
+    def schema(self) -> spark.StructType:
+        return self._table.schema
+
+    def reader(self, schema: spark.StructType) -> DataSourceReader:
+        return Batch(self.options, self._table.only(schema.fieldNames()))
+
+    def streamReader(self, schema: spark.StructType) -> DataSourceStreamReader:  # noqa: N802
+        return Stream(self.options, self._table.only(schema.fieldNames()))
+
+    @cached_property
+    def _table(self) -> Table:
+        return Table.of(self.options)
+
+
+def name_of(event: type) -> str:
+    """`accounts.MoneyDeposited`. Raises BadOption for a class that is no event."""
+    for context in contexts().values():
+        if event in context.events.values():
+            return f"{context.name}.{event.__name__}"
+    raise BadOption(f"{event!r} is no event of a context of domain/.", "Name a class of its `Event`.")
+
+
+def named_events(text: str) -> list[type]:
+    """The classes of `accounts.MoneyDeposited,…`. Raises BadOption."""
+    found = []
+    for name in filter(None, (one.strip() for one in text.split(","))):
+        context, _, kind = name.partition(".")
+        known = contexts()[context].events if context in contexts() else {}
+        by_class = {event.__name__: event for event in known.values()}
+        if kind not in by_class:
+            every = ", ".join(
+                f"{one.name}.{event.__name__}" for one in contexts().values() for event in one.events.values()
+            )
+            raise BadOption(f"There is no event '{name}'.", f"There are: {every}.")
+        found.append(by_class[kind])
+    return found
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows and columns that are read."""
+
+    read: str
+    classes: tuple[type, ...]
+    columns: tuple[Column, ...]
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> Table:
+        """Raises BadOption, BadColumn, BadContext."""
+        kind, events = options.get("read", "events"), options.get("events", "")
+        if events and kind != "events":
+            raise BadOption(f"Option 'events' goes with read=events, not with read={kind}.", "Leave it out.")
+        if kind == "events":
+            classes = named_events(events)
+            return cls(kind, tuple(classes), tuple(columns_of(classes) if classes else [*EVENTS, BODY]))
+        if kind in _OTHERS:
+            return cls(kind, (), _OTHERS[kind])
+        raise BadOption(f"Option 'read' is '{kind}'.", "It is events, commits or records.")
+
+    def only(self, names: Sequence[str]) -> Table:
+        """Its columns of these names, in this order. Raises BadOption."""
+        by_name = {column.name: column for column in self.columns}
+        if unknown := [name for name in names if name not in by_name]:
+            raise BadOption(f"There is no column '{unknown[0]}'.", f"There are: {', '.join(by_name)}.")
+        return Table(self.read, self.classes, tuple(by_name[name] for name in names))
+
+    @property
+    def schema(self) -> spark.StructType:
+        return spark.StructType([spark.StructField(column.name, column.type.spark) for column in self.columns])
+
+    @property
+    def names(self) -> set[str]:
+        return {column.name for column in self.columns}
+
+    @property
+    def needs_rule(self) -> bool:
+        return self.read != "records" or bool(self.names & _BY_RULE)
+
+
+@dataclass
+class Wanted:
+    """What filters leave: None is all. Spark applies the filters itself, too: this only saves reading and decoding."""
+
+    types: set[str] | None = None
+    contexts: set[str] | None = None
+    streams: set[str] | None = None
+    partitions: set[int] | None = None
+    since: datetime | None = None
+
+    def take(self, one: Filter) -> None:
+        match one:
+            case EqualTo(("type",), str(value)):
+                self.types = _both(self.types, {value})
+            case In(("type",), values):
+                self.types = _both(self.types, set(values))
+            case EqualTo(("context",), str(value)):
+                self.contexts = _both(self.contexts, {value})
+            case In(("context",), values):
+                self.contexts = _both(self.contexts, set(values))
+            case EqualTo(("stream",), str(value)):
+                self.streams = _both(self.streams, {value})
+            case In(("stream",), values):
+                self.streams = _both(self.streams, set(values))
+            case EqualTo(("partition",), int(value)):
+                self.partitions = _both(self.partitions, {value})
+            case In(("partition",), values):
+                self.partitions = _both(self.partitions, set(values))
+            case GreaterThan(("time",), datetime() as value) | GreaterThanOrEqual(("time",), datetime() as value):
+                at = value if value.tzinfo else value.replace(tzinfo=UTC)
+                self.since = max(self.since or at, at)
+            case _:
+                pass
+
+    def of(self, count: int) -> set[int]:
+        """The partitions, of so many."""
+        found = set(range(count)) & (set(range(count)) if self.partitions is None else self.partitions)
+        return found if self.streams is None else found & {partition_of(one, count) for one in self.streams}
+
+
+def _both(one: set[Any] | None, other: set[Any]) -> set[Any]:
+    return other if one is None else one & other
+
+
+class Batch(DataSourceReader):
+    """Plans a scan, and reads a part of it in a task."""
+
+    def __init__(self, options: Mapping[str, str], table: Table) -> None:
+        self.pin = Pin.parse(options["pin"]) if "pin" in options else pinned(own_settings(), options.get("as_of"))
+        self.sender = Sender(self.pin.kafka, self.pin.topic_id)
+        self.table = table
+        self.wanted = Wanted()
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        if self.table.read != "records":
+            for one in filters:
+                self.wanted.take(one)
+        return filters
+
+    def partitions(self) -> Sequence[InputPartition]:
+        ends = {partition: self.pin.ends[partition] for partition in sorted(self.wanted.of(len(self.pin.ends)))}
+        return [Range(partition, START, 0, end) for partition, end in ends.items() if end.next_offset]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Range)
+        return batches(self.sender.settings(), self.table, self.wanted, partition)
+
+
+class Pin(NamedTuple):
+    """Where a scan ends, so that it gives the same rows each time."""
+
+    kafka: str
+    topic_id: str
+    ends: Mapping[int, Cut]
+
+    @classmethod
+    def parse(cls, text: str) -> Pin:
+        kafka, topic_id, ends = json.loads(text)
+        return cls(kafka, topic_id, {int(partition): Cut(*cut) for partition, cut in ends.items()})
+
+    def __str__(self) -> str:
+        return json.dumps([self.kafka, self.topic_id, self.ends])
+
+
+def pinned(settings: Settings, as_of: str | None = None) -> Pin:
+    """The log's ends now, or as of a time or positions. Raises BadMoment, TopicMissing, KafkaUnavailable."""
+    topic, now = topics.describe(settings, settings.events_topic), datetime.now(UTC)
+    return Pin(settings.kafka, topic.id, cuts(settings, topic, parse_as_of(as_of, now) if as_of else {}, now))
+
+
+# ── a task ──
+
+
+def batches(settings: Settings, table: Table, wanted: Wanted, part: Range) -> Iterator[pa.RecordBatch]:
+    """The rows of a range, in batches. Raises what reading the log raises, UnknownEvent, UnreadableEvent, UnfitValue."""
+    names = [column.name for column in table.columns]
+    schema = pa.schema([(column.name, column.type.arrow) for column in table.columns])
+    for rows in _gathered(_rows(settings, table, wanted, part)):
+        arrays = [_array(column, rows) for column in table.columns]
+        if names:
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+        else:  # count(*)
+            yield pa.RecordBatch.from_struct_array(pa.array([{}] * len(rows), pa.struct([])))
+
+
+def _gathered(parts: Iterable[list[Any]]) -> Iterator[list[Any]]:
+    gathered: list[Any] = []
+    for rows in parts:
+        gathered += rows
+        if len(gathered) >= GATHERED:
+            yield gathered
+            gathered = []
+    if gathered:
+        yield gathered
+
+
+def _array(column: Column, rows: Sequence[Any]) -> pa.Array:
+    try:
+        return column.array(rows)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError):
+        for row in rows:
+            try:
+                column.array([row])
+            except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+                raise UnfitValue(
+                    f"'{column.name}' of {row.counted.commit.stream} (partition {row.partition}, offset {row.counted.offset}) does "
+                    f"not fit {column.type.spark.simpleString()}: {error}.",
+                    "Leave that column out (`columns`), or take the event's body: events(spark).",
+                ) from None
+        raise
+
+
+def _rows(settings: Settings, table: Table, wanted: Wanted, part: Range) -> Iterator[list[Any]]:
+    if not table.needs_rule:
+        for records in read_range(settings, settings.events_topic, part.partition, part.begin, part.end.next_offset):
+            yield [RecordRow(record, None, None) for record in records]
+        return
+    events = Decoding(table, wanted)
+    decode = events.decode
+    reading = part.start
+    for records in read_range(
+        settings, settings.events_topic, part.partition, reading.next_offset, part.end.next_offset
+    ):
+        taken = part.end.before(records)
+        reading, counted, void = read(reading, taken, decode) if decode else read(reading, taken)
+        if reading.next_offset > part.begin:
+            match table.read:
+                case "events":
+                    yield events.rows([one for one in counted if one.offset >= part.begin], part.partition)
+                case "commits":
+                    yield [CommitRow(one, part.partition) for one in counted if one.offset >= part.begin]
+                case _:
+                    why = {one.offset: one.reason for one in void}
+                    mine = (record for record in taken if record.offset >= part.begin)
+                    yield [RecordRow(one, decode_event(one), why.get(one.offset)) for one in mine]
+        if len(taken) < len(records):
+            return
+
+
+class Decoding:
+    """Decodes events for a table: those of its classes, and of them only what its columns need."""
+
+    def __init__(self, table: Table, wanted: Wanted) -> None:
+        own = {column.name for column in EVENTS}
+        self.as_body = "body" in table.names
+        self.to_event = not self.as_body and bool(table.names - own)
+        self.streams = wanted.streams
+        self.types: dict[str, dict[str, tuple[str, Callable[[Any], Any] | None] | None]] = {}
+        """By context and stored type, the class's name and what makes the row's event of a stored one; None for other events."""
+        kinds: dict[str, Any] = {}
+        for context in contexts().values():
+            mine = wanted.contexts is None or context.name in wanted.contexts
+            of = self.types[context.name] = {}
+            for stored, (event, decode) in context.readers.items():
+                name = stored_name(event)
+                is_wanted = (
+                    mine
+                    and (not table.classes or event in table.classes)
+                    and (wanted.types is None or name in wanted.types)
+                )
+                to_body = partial(_body, decode) if self.as_body and stored != stored_type(event) else None
+                of[stored] = (name, decode if self.to_event else to_body) if is_wanted else None
+                at_once = is_wanted and self.to_event and decode is decoder(event) and stored not in kinds
+                kinds[stored] = event if at_once else msgspec.Raw
+        self.decode = typed_decoder(kinds) if self.to_event else None
+
+    def rows(self, counted: Iterable[Counted], partition: int) -> list[EventRow]:
+        """Raises UnknownEvent, UnreadableEvent."""
+        rows: list[EventRow] = []
+        append, new = rows.append, tuple.__new__
+        for one in counted:
+            commit = one.commit
+            events = commit.events
+            if not events:
+                continue
+            stream = commit.stream
+            context = stream.partition("/")[0]
+            types = self.types.get(context)
+            if types is None:
+                raise UnknownEvent(stream, None, partition=partition, offset=one.offset)
+            if self.streams is not None and stream not in self.streams:
+                continue
+            version = commit.version - len(events)
+            for record in events:
+                version += 1
+                try:
+                    found = types[record.type]
+                except KeyError:
+                    raise UnknownEvent(stream, record.type, partition=partition, offset=one.offset) from None
+                if found is None:
+                    continue
+                name, make = found
+                event: Any = record.data
+                if make is not None and type(event) is msgspec.Raw:
+                    try:
+                        event = make(event)
+                    except MemoryError:
+                        raise
+                    except Exception as error:
+                        raise UnreadableEvent(
+                            stream, record.type, error, partition=partition, offset=one.offset
+                        ) from error
+                append(new(EventRow, (one, partition, context, version, name, event)))
+        return rows
+
+
+def _body(decode: Callable[[Any], Any], data: msgspec.Raw) -> bytes:
+    return encode(decode(data))
+
+
+# ── streaming ──
+
+
+class Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans micro-batches by offsets, and reads a part of one in a task."""
+
+    def __init__(self, options: Mapping[str, str], table: Table) -> None:
+        self.options = dict(options)
+        self.table = table
+        settings = own_settings()
+        self.sender = Sender(settings.kafka, topics.describe(settings, settings.events_topic).id)
+        self._ends: dict[str, int] | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        starting = self.options.get("starting", "earliest")
+        ends = self._now()
+        match starting:
+            case "earliest":
+                begin = dict.fromkeys(ends, 0)
+            case "latest":
+                begin = ends
+            case _:
+                positions = parse_as_of(starting, datetime.now(UTC))
+                if isinstance(positions, datetime):
+                    raise BadOption(
+                        f"Option 'starting' is '{starting}'.", "It is earliest, latest, or positions as 0:123,1:456."
+                    )
+                begin = {partition: positions.get(int(partition), 0) for partition in ends}
+        return {"topic": self.sender.topic_id, "next": begin}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        return ReadMaxRows(int(self.options["most"])) if "most" in self.options else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._ends = self._now()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        if start["topic"] != self.sender.topic_id:
+            raise topics.TopicChanged("The checkpoint is of another topic of events.", "Delete the checkpoint.")
+        ends = self._ends or self._now()
+        was = start["next"]
+        behind = {partition: end - was[partition] for partition, end in ends.items() if end > was[partition]}
+        if isinstance(limit, ReadMaxRows) and behind:
+            share = max(limit.max_rows // len(behind), 1)
+            behind = {partition: min(count, share) for partition, count in behind.items()}
+        return {**start, "next": {partition: at + behind.get(partition, 0) for partition, at in was.items()}}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        was = start["next"]
+        return [
+            Range(int(partition), START, was[partition], Cut(to))
+            for partition, to in end["next"].items()
+            if to > was[partition]
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Range)
+        return batches(self.sender.settings(), self.table, Wanted(), partition)
+
+    def _now(self) -> dict[str, int]:
+        settings = own_settings()
+        topic = topics.describe(settings, settings.events_topic)
+        return {str(partition): end for partition, end in sorted(topic.end.items())}

@@ -1,0 +1,92 @@
+"""The log as DataFrames: `events`, `commits` and `records`, with anybody's SparkSession.
+
+    from spark_jobs import events
+
+    moved = events(spark, MoneyDeposited | MoneyWithdrawn)
+    moved.groupBy("id").agg(F.sum("cents"))
+
+A DataFrame holds what the log held when it was made, however often it is evaluated. `Log` gives several that end together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, get_args
+
+from infra.settings import Settings
+from projections.engine.fold.as_of import AsOf, in_words
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+
+
+class Log:
+    """The log up to now, or to a time or positions. All its tables end there."""
+
+    def __init__(self, spark: SparkSession, as_of: AsOf | str | None = None, settings: Settings | None = None) -> None:
+        """Raises BadMoment, NotConfigured, TopicMissing, KafkaUnavailable."""
+        from spark_jobs.engine.source import pinned
+
+        self.spark = spark
+        moment = as_of if as_of is None or isinstance(as_of, str) else in_words(as_of)
+        self.pin = pinned(settings or Settings(), moment)
+        register(spark)
+
+    def events(self, of: Any = None, *, columns: Sequence[str] = ()) -> DataFrame:
+        """One row for each event that counts, of these classes, with their fields; without classes of all, with their `body` as
+        JSON and as `variant`.
+
+        `of` is a class, several or a union. Only `columns`, by default all, are decoded. Raises BadOption, BadColumn.
+        """
+        from pyspark.sql.functions import parse_json
+
+        from spark_jobs.engine.source import name_of
+
+        if of is None:
+            table = self._table("events", columns)
+            return table if columns else table.withColumn("variant", parse_json("body"))
+        classes = of if isinstance(of, list | tuple) else get_args(of) or (of,)
+        return self._table("events", columns, events=",".join(map(name_of, classes)))
+
+    def commits(self, *, columns: Sequence[str] = ()) -> DataFrame:
+        """One row for each commit that counts: what became of each command, with the code of a rejection."""
+        return self._table("commits", columns)
+
+    def records(self, *, columns: Sequence[str] = ()) -> DataFrame:
+        """One row for each record of the log: also openings and void records, with the reason why they have no effect."""
+        return self._table("records", columns)
+
+    def _table(self, read: str, columns: Sequence[str], **options: str) -> DataFrame:
+        from spark_jobs.engine.source import Table
+
+        options |= {"read": read, "pin": str(self.pin)}
+        table = Table.of(options)  # raises here what would reach the caller as Spark's error
+        reader = self.spark.read.format("samefold").options(**options)
+        return reader.schema((table.only(columns) if columns else table).schema).load()
+
+
+def register(spark: SparkSession) -> None:
+    """Register the data source `samefold` with a session."""
+    from spark_jobs.engine.source import Samefold
+
+    spark.dataSource.register(Samefold)
+    spark.conf.set(_PUSHDOWN, True)
+
+
+def events(
+    spark: SparkSession, of: Any = None, *, columns: Sequence[str] = (), as_of: AsOf | str | None = None
+) -> DataFrame:
+    """`Log(spark, as_of).events(of)`."""
+    return Log(spark, as_of).events(of, columns=columns)
+
+
+def commits(spark: SparkSession, *, columns: Sequence[str] = (), as_of: AsOf | str | None = None) -> DataFrame:
+    """`Log(spark, as_of).commits()`."""
+    return Log(spark, as_of).commits(columns=columns)
+
+
+def records(spark: SparkSession, *, columns: Sequence[str] = (), as_of: AsOf | str | None = None) -> DataFrame:
+    """`Log(spark, as_of).records()`."""
+    return Log(spark, as_of).records(columns=columns)
