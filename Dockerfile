@@ -1,6 +1,6 @@
 # The processes of docker-compose.yml, with the very packages that the tests ran with, and no others. They run as a user without a name or
 # home and write nothing but locks, in /tmp. No health check: `run` restarts what ends, and only the API (docker-compose.yml) has more to say.
-# PACKAGES=run for commands, handlers, agents and the API; PACKAGES=spark for what runs on Spark, with Java and the connector's jars.
+# PACKAGES=run for commands, handlers, agents and the API; PACKAGES=spark for what runs on Spark, with Java.
 ARG PACKAGES=run
 
 FROM python:3.11-slim-bookworm AS base
@@ -18,7 +18,6 @@ RUN pip install --require-hashes --requirement requirements/build.txt \
     && pip install --require-hashes --no-build-isolation --requirement requirements/$PACKAGES.txt
 COPY . .
 RUN pip install --no-deps --no-build-isolation --editable . \
-    && if [ "$PACKAGES" = spark ]; then python -m tools.dev.jars; fi \
     && python -m compileall -q . \
     && pip uninstall --yes setuptools wheel pip
 

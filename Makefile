@@ -22,7 +22,7 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet $(shell test -w "
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
 
-setup: $(VENV)/.installed $(VENV)/kafka/.verified $(VENV)/spark-kafka/.verified ## install everything into .venv (the first time takes minutes, then nothing)
+setup: $(VENV)/.installed $(VENV)/kafka/.verified ## install everything into .venv (the first time takes minutes, then nothing)
 
 run: setup ## Kafka, PostgreSQL and all processes of the service on this machine; Ctrl-C stops all
 	@$(BIN)/samefold dev run
@@ -60,24 +60,20 @@ $(TOOLS)/.installed: $(VENV)/.packages requirements/supply-chain.txt
 
 $(VENV)/.packages: requirements/build.txt $(REQUIREMENTS)
 	@sh tools/dev/prerequisites.sh $(PYTHON)
-	@echo "setup 1/4: Python packages into $(VENV) (PySpark alone is 450 MB; the first time takes minutes)"
+	@echo "setup 1/3: Python packages into $(VENV) (PySpark alone is 450 MB; the first time takes minutes)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install --require-hashes --requirement requirements/build.txt
 	@$(PIP) install --no-compile --require-hashes --no-build-isolation --requirement $(REQUIREMENTS)
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.packages pyproject.toml
-	@echo "setup 2/4: Samefold itself"
+	@echo "setup 2/3: Samefold itself"
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/kafka/.verified: $(VENV)/.packages tools/dev/kafka-jars.sha256
-	@echo "setup 3/4: Kafka's jars into $(VENV)/kafka (46 jars, 44 MB; about a minute)"
-	@$(BIN)/python -m tools.dev.jars kafka
+	@echo "setup 3/3: Kafka's jars into $(VENV)/kafka (46 jars, 44 MB; about a minute)"
+	@$(BIN)/python -m tools.dev.jars
 	@$(BIN)/python -m tools.dev.kafka
 	@touch $@
 
-$(VENV)/spark-kafka/.verified: $(VENV)/.packages $(VENV)/kafka/.verified tools/dev/spark-jars.sha256
-	@echo "setup 4/4: Spark's connector to Kafka into $(VENV)/spark-kafka (3 jars, 1 MB; some seconds)"
-	@$(BIN)/python -m tools.dev.jars spark
-	@touch $@

@@ -35,16 +35,18 @@ from infra.processes.garbage_collector import collect_seldom
 from infra.processes.process_end import Parts, exit_code_of
 from infra.processes.supervisor import own_secrets
 from infra.settings import Settings
+from projections.engine.fold.as_of import in_words
 from projections.engine.fold.errors import UnknownEvent
 from projections.engine.live.reader import BATCH_BYTES, LOOK_AGAIN_S, WaitForNewerCode, backoff
 from projections.engine.live.startup import set_difference
 from projections.engine.live.worker import Worker, check_reach
 from projections.engine.store.positions import Positions
 from projections.engine.views.core_views import agent_views, code_set
-from spark_jobs.engine import stream, stream_source
+from spark_jobs.engine import stream
 from spark_jobs.engine.services import Services, WrongDatabase
-from spark_jobs.engine.session import first_line, session
+from spark_jobs.engine.session import first_line, named_error, session
 from spark_jobs.engine.stream import COLUMNS, RESULT, Share, ShareResult, Status
+from spark_jobs.engine.tables import register
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,8 @@ CHECK_S = 5.0
 """How often the topic is compared with the contract."""
 POLL_S = 0.1
 """How often the main thread checks that the query still runs."""
+MOST_RECORDS = 100_000
+"""Of one micro-batch, which should not take minutes. Its tasks commit in small transactions in any case."""
 LEAVE_S = 5.0
 """How long to wait for Spark at the end."""
 
@@ -99,6 +103,7 @@ class Agent:
             return
         self._topics = topics.Watch(self.settings, [events], self._status, topics.Admin(self.settings))
         spark = self._session()
+        register(spark)
         spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", self.settings.batch)
         spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", BATCH_BYTES)
         spark.conf.set("spark.sql.streaming.stopTimeout", int(LEAVE_S * 1000))
@@ -128,6 +133,7 @@ class Agent:
                 now = topics.describe(self.settings, events.name)
                 sender = Services.of(self.settings)
                 positions = self.work.positions()
+                archived = self.work.archived(events.name)
             except (DatabaseUnavailable, KafkaUnavailable) as error:
                 self._unavailable(error)
                 self._failures += 1
@@ -141,7 +147,7 @@ class Agent:
                 continue
             self._status.well("set", "folding: the live set is this code's")
             topics.require_same(events, now)
-            check_reach(now, positions, archived=None)
+            check_reach(now, positions, archived)
             return sender, positions
         return None
 
@@ -164,10 +170,12 @@ class Agent:
         # in a folder that the JVM removes, also when this process is killed
         within = spark.sparkContext._temp_dir
         with TemporaryDirectory(prefix="checkpoint-", dir=within, ignore_cleanup_errors=True) as checkpoint:
-            source = spark.readStream.format("kafka").options(
-                **stream_source.options(self.settings, positions.readings)
+            starting = {partition: reading.next_offset for partition, reading in positions.readings.items()}
+            source = spark.readStream.format("samefold").options(
+                read="records", starting=in_words(starting), most=MOST_RECORDS
             )
-            writer = source.load().selectExpr(*COLUMNS).writeStream.foreachBatch(batch)
+            rows = source.schema(COLUMNS).load()
+            writer = rows.writeStream.foreachBatch(batch)
             query = writer.option("checkpointLocation", Path(checkpoint).as_uri()).queryName(self.name).start()
             try:
                 self._watch(query, over)
@@ -264,11 +272,14 @@ class Agent:
             return True
 
     def _lost(self, error: Exception, over: threading.Event) -> None:
-        """Handle tasks without a result: their processes were killed, or they raised an unexpected error."""
+        """Handle tasks without a result: their processes were killed, they could not read the log, or they raised a defect."""
         if over.is_set() or self._ended.is_set():
             return
-        if isinstance(error, PythonException):
-            self.stop(error)
+        named = named_error(error)
+        if isinstance(named, DatabaseUnavailable | KafkaUnavailable):
+            self._unavailable(named)
+        elif named or isinstance(error, PythonException):
+            self.stop(named or error)
         else:
             self._status.wrong("query", f"tasks were lost, and the query is started again: {first_line(error)}")
         self._failures += 1
@@ -292,7 +303,7 @@ def main() -> NoReturn:
     stack = ExitStack()
 
     def start() -> Any:
-        return stack.enter_context(session(f"agent {arguments.agent}", arguments.master, stream_source.session_conf()))
+        return stack.enter_context(session(f"agent {arguments.agent}", arguments.master))
 
     def work() -> None:
         serving = Agent(settings, arguments.agent, arguments.name, start)

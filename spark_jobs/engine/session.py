@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from infra.errors import SamefoldError
@@ -185,6 +186,20 @@ def _start(conf: Mapping[str, str], output: Output | None) -> SparkSession:
             f"Spark does not start ({where}): {why}",
             f"Is its master right (--master), and is there room for its files? {HELP}",
         ) from error
+
+
+def named_error(error: BaseException) -> SamefoldError | None:
+    """The error that ended a task of a DataFrame, if it has a name: Spark tells the driver its class and text only."""
+    found = None
+    for line in str(error).splitlines():
+        kind, _, text = line.partition(": ")
+        if re.fullmatch(r"\w+(\.\w+)+", kind):
+            with suppress(ImportError, AttributeError, ValueError):
+                raised = resolve_name(kind)
+                if isinstance(raised, type) and issubclass(raised, SamefoldError):
+                    found = raised.__new__(raised, text)
+                    SamefoldError.__init__(found, text)
+    return found
 
 
 def first_line(error: BaseException) -> str:

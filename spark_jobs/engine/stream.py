@@ -31,8 +31,8 @@ from projections.engine.views.core_views import agent_views, code_set
 from spark_jobs.engine.services import Services
 from spark_jobs.engine.task import own_settings
 
-COLUMNS = ("partition", "offset", "unix_millis(timestamp) as time_ms", "value")
-"""What a task needs of the connector's columns. No fold uses a record's key."""
+COLUMNS = "partition int, offset bigint, time timestamp, value binary"
+"""What a task needs of a record. No fold uses its key, and the worker applies the reading rule itself."""
 RESULT = "result binary"
 FENCES = 10
 """How often a task may be fenced in one micro-batch before the query starts again."""
@@ -96,9 +96,11 @@ def fold(share: Share, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordB
 
 def records_of(batch: pa.RecordBatch) -> list[Record]:
     """The records of a batch with COLUMNS."""
-    partitions, offsets, times, values = (column.to_pylist() for column in batch.columns)
+    partitions, offsets, times, values = batch.columns
+    columns = partitions, offsets, times.cast(pa.int64()), values
     new = tuple.__new__  # what Record() comes to, in half the time
-    return [new(Record, (p, o, t, None, v)) for p, o, t, v in zip(partitions, offsets, times, values, strict=True)]
+    of = zip(*(column.to_pylist() for column in columns), strict=True)
+    return [new(Record, (p, o, t // 1_000, None, v)) for p, o, t, v in of]
 
 
 @dataclass
@@ -171,9 +173,7 @@ def _worker(share: Share) -> Worker:
     if worker is None:
         require_code(share.code)
         settings = own_settings()
-        # the connector came here with the driver's address
-        for kafka in sorted({settings.kafka, share.sender.kafka}):
-            share.sender.require(settings.model_copy(update={"kafka_bootstrap": kafka}))
+        share.sender.require(settings)
         logs.configure(settings.log_level, settings.log_format)
         worker = Worker(settings, share.agent, agent_views(share.agent), share.name)
         while _workers:

@@ -1,8 +1,7 @@
-"""Jars, resolved by the Ivy that PySpark ships, so that set-up needs nothing but Java and pip.
+"""Kafka's jars for the development stack, resolved by the Ivy that PySpark ships: set-up needs nothing but Java and pip.
 
-Kafka's for the development stack, and those that Spark lacks to read from Kafka. `python -m tools.dev.jars [kafka] [spark]`
-fetches both sets, or one, and checks them against kafka-jars.sha256 and spark-jars.sha256; `--lock` rewrites these files
-after a version was raised. They live inside the virtual environment: one folder to delete, no HOME needed.
+`python -m tools.dev.jars` fetches them and checks them against kafka-jars.sha256; `--lock` rewrites that file after a version was
+raised. They live inside the virtual environment: one folder to delete, no HOME needed.
 """
 
 import hashlib
@@ -20,12 +19,6 @@ SLF4J_BINDING = "2.25.4"  # of log4j, at the version that Kafka brings: without 
 FOLDER = Path(sys.prefix, "kafka")
 LOCK = Path(__file__).with_name("kafka-jars.sha256")
 
-CONNECTOR = "4.2.0"  # PySpark's own version
-TOKENS = "4.0.0"  # the connector also needs it; its own version was never published
-POOL = "2.13.1"
-CONNECTOR_FOLDER = Path(sys.prefix, "spark-kafka")
-CONNECTOR_LOCK = Path(__file__).with_name("spark-jars.sha256")
-
 _MODULE = """\
 <ivy-module version="2.0">
   <info organisation="samefold" module="{name}"/>
@@ -39,11 +32,6 @@ _KAFKA = (
     ("org.apache.kafka", "kafka_2.13", KAFKA, "true"),
     ("org.apache.logging.log4j", "log4j-slf4j-impl", SLF4J_BINDING, "true"),
 )
-_CONNECTOR = (  # not what they depend on: PySpark has the rest, and the broker's jars the Kafka client
-    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", CONNECTOR, "false"),
-    ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", TOKENS, "false"),
-    ("org.apache.commons", "commons-pool2", POOL, "false"),
-)
 
 
 class JarsMissing(SamefoldError):
@@ -56,18 +44,9 @@ def classpath() -> str:
     return str(FOLDER / "*")
 
 
-def connector() -> list[Path]:
-    """The jars that Spark lacks to read from Kafka. Raises JarsMissing."""
-    names = locked(CONNECTOR_LOCK)
-    _require("Spark's connector to Kafka", CONNECTOR_FOLDER, names)
-    client = f"kafka-clients-{KAFKA}.jar"
-    _require("Kafka", FOLDER, {client: locked()[client]})
-    return [*(CONNECTOR_FOLDER / name for name in names), FOLDER / client]
-
-
-def locked(lock: Path | None = None) -> dict[str, str]:
-    """File name to SHA-256, as committed; Kafka's, unless another lock is named."""
-    lines = (lock or LOCK).read_text().splitlines()
+def locked(lock: Path = LOCK) -> dict[str, str]:
+    """File name to SHA-256, as committed."""
+    lines = lock.read_text().splitlines()
     return {name: digest for digest, name in (line.split() for line in lines)}
 
 
@@ -111,17 +90,13 @@ def _require(whose: str, folder: Path, names: dict[str, str]) -> None:
 
 
 def main() -> None:
-    sets = {"kafka": (FOLDER, LOCK, _KAFKA), "spark": (CONNECTOR_FOLDER, CONNECTOR_LOCK, _CONNECTOR)}
-    wanted = [name for name in sets if name in sys.argv[1:]] or [*sets]
-    for name in wanted:
-        folder, lock, dependencies = sets[name]
-        found = fetch(name, folder, dependencies)
-        if "--lock" in sys.argv[1:]:
-            lock.write_text("".join(f"{digest}  {jar}\n" for jar, digest in found.items()))
-        wrong = sorted({jar for jar, _ in found.items() ^ locked(lock).items()})
-        if wrong:
-            hint = "Remove that folder and run `make setup` again; if it persists, do not run these jars."
-            raise JarsMissing(f"{folder} does not match {lock.name}: {', '.join(wrong)}.", hint)
+    found = fetch("kafka", FOLDER, _KAFKA)
+    if "--lock" in sys.argv[1:]:
+        LOCK.write_text("".join(f"{digest}  {jar}\n" for jar, digest in found.items()))
+    wrong = sorted({jar for jar, _ in found.items() ^ locked().items()})
+    if wrong:
+        hint = "Remove that folder and run `make setup` again; if it persists, do not run these jars."
+        raise JarsMissing(f"{FOLDER} does not match {LOCK.name}: {', '.join(wrong)}.", hint)
 
 
 if __name__ == "__main__":

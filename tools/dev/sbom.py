@@ -31,13 +31,11 @@ def bom() -> dict[str, Any]:
     for component in found["components"]:
         del component["description"]  # the very line of the requirements, hashes and all
         component["licenses"] = installed.get(component["purl"], {}).get("licenses", [])
-    shipped = {path.name for path in jars.connector()}
-    locked = jars.locked() | jars.locked(jars.CONNECTOR_LOCK)
-    found["components"] += [_jar(name, digest, name in shipped) for name, digest in locked.items()]
+    found["components"] += [_jar(name, digest) for name, digest in jars.locked().items()]
     return found
 
 
-def _jar(file: str, digest: str, shipped: bool) -> dict[str, Any]:
+def _jar(file: str, digest: str) -> dict[str, Any]:
     known = licences()
     name = max((name for name in known if file.startswith(f"{name}-")), key=len)
     group, licence = known[name]
@@ -50,7 +48,7 @@ def _jar(file: str, digest: str, shipped: bool) -> dict[str, Any]:
         "name": name,
         "version": version,
         "purl": purl,
-        "scope": "optional" if shipped else "excluded",  # the broker's are for development and tests
+        "scope": "excluded",  # the broker's are for development and tests
         "hashes": [{"alg": "SHA-256", "content": digest}],
         "licenses": [{"expression": licence}],
     }

@@ -244,14 +244,13 @@ def spark_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def spark(spark_place: Path) -> Iterator["SparkSession"]:
     """One Spark on two cores for the whole run; a task whose process dies is tried again, up to four times."""
     from spark_jobs.engine.session import session
-    from spark_jobs.engine.stream_source import session_conf
 
     with pytest.MonkeyPatch.context() as patch:
         # the JVM's environment, and so the tasks', is that of the moment when it starts
         for name in [name for name in os.environ if name.startswith(PREFIX)]:
             patch.delenv(name)
         patch.setenv(f"{PREFIX}DATA_DIR", str(spark_place))
-        starting = session("tests", "local[2,4]", session_conf())
+        starting = session("tests", "local[2,4]")
         found = starting.__enter__()
     yield found
     starting.__exit__(None, None, None)

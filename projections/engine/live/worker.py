@@ -115,12 +115,16 @@ class Worker:
         if positions is not None:
             # after the positions were read, because other agents and the log's end move on
             now = describe(self.settings, events.name)
-            with self._connected() as connection:
-                check_reach(now, positions, ends_of(connection, events.name))
+            check_reach(now, positions, self.archived(events.name))
 
     def begin(self, connection: Connection, contract: Contract) -> Positions | None:
         """Make the first start or check a later one; the positions, or None if the agent has none yet."""
         return ensure_started(connection, self.agent, self.views, contract)
+
+    def archived(self, topic: str) -> Mapping[int, int]:
+        """The archive's ends by partition. Raises DatabaseUnavailable."""
+        with self._connected() as connection:
+            return ends_of(connection, topic)
 
     def read(self, connection: Connection) -> Positions | None:
         """The agent's positions."""
@@ -364,22 +368,16 @@ def _warn(topic: str, partition: int, void: Sequence[Void]) -> None:
         )
 
 
-def check_reach(events: Topic, positions: Positions, archived: Mapping[int, int] | None) -> None:
-    """Raises LogTrimmed if some partition's next record is neither in the log nor in the archive.
-
-    `archived` are the archive's ends, None where the reader reads Kafka only, as Spark's connector does.
-    """
+def check_reach(events: Topic, positions: Positions, archived: Mapping[int, int]) -> None:
+    """Raises LogTrimmed if some partition's next record is neither in the log nor in the archive, which has these ends."""
     for partition, reading in positions.readings.items():
         if not events.first[partition] <= reading.next_offset <= events.end[partition]:
-            if reading.next_offset < events.first[partition] <= (archived or {}).get(partition, 0):
+            if reading.next_offset < events.first[partition] <= archived.get(partition, 0):
                 continue
             what = (
                 f"{events.name}[{partition}] holds offsets {events.first[partition]} to {events.end[partition]}, but "
                 f"agent '{positions.agent}' continues at {reading.next_offset}"
             )
-            if archived is None:
-                hint = "fold the archived records with `--on faust`, or restore the log."
-                raise LogTrimmed(f"{what}.", f"Spark's connector reads Kafka only: {hint}")
             raise LogTrimmed(
                 f"{what}, which is not in the archive either.",
                 "The log was trimmed without `samefold archive`, or lost its end. Restore it, or start with an empty database.",

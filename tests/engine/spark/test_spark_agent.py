@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
-from pydantic import SecretStr
 
 from domain.accounts import AccountOpened, Details, MoneyDeposited
 from infra.database.connect import connect
@@ -33,9 +32,8 @@ from projections.engine.rebuild.rebuild import rebuild, resume
 from projections.engine.views.core_views import all_views
 from projections.engine.views.view import View
 from spark_jobs.engine import agent as spark_agent
-from spark_jobs.engine import stream, stream_source
+from spark_jobs.engine import stream
 from spark_jobs.engine.agent import Agent
-from spark_jobs.engine.stream_source import SecretUnfit
 from tests.engine.bookkeeper import DAY, Bookkeeper, fold_all
 from tests.engine.projections.bankviews import CORRECTED, PARKING, behind, live_table, make_tables, start_over, stopping
 from tests.engine.projections.test_agent import NoteTaken
@@ -387,53 +385,6 @@ def test_a_topic_made_anew_under_it_ends_it(
         admin = clients.admin(world)
         admin.delete_topics([world.events_topic])[world.events_topic].result(10)
         agent.ended_with(SamefoldError)
-
-
-# ── secrets ──
-
-
-def test_no_secret_stands_in_the_querys_options_and_kafkas_client_finds_it(
-    spark: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    secret = "hunter2"
-    settings = Settings(
-        kafka_bootstrap="127.0.0.1:9",
-        kafka_security_protocol="SASL_SSL",
-        kafka_sasl_mechanism="SCRAM-SHA-512",
-        kafka_sasl_username="someone",
-        kafka_sasl_password=SecretStr(secret),
-        kafka_ssl_ca_location=Path("/ca.pem"),
-    )
-    assert secret not in str(stream_source.options(settings, {}))
-    # this JVM began without the password: two variables that it has stand for user and password
-    monkeypatch.setattr(stream_source, "_USERNAME", "HOME")
-    monkeypatch.setattr(stream_source, "_PASSWORD", "PATH")
-    given = spark._jvm.java.util.HashMap()
-    for name, value in stream_source.security(settings).items():
-        given[name] = value
-    for name in ("key.deserializer", "value.deserializer"):
-        given[name] = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
-    given["bootstrap.servers"] = settings.kafka
-    config = spark._jvm.org.apache.kafka.clients.consumer.ConsumerConfig(given)
-    entry = config.getPassword("sasl.jaas.config").value()
-    assert entry == (
-        "org.apache.kafka.common.security.scram.ScramLoginModule required "
-        f'username="{os.environ["HOME"]}" password="{os.environ["PATH"]}";'
-    )
-
-
-@pytest.mark.parametrize("password", ['a"b', "a\\b", "a\nb"])
-def test_a_password_that_would_break_out_of_its_quotes_is_refused(password: str) -> None:
-    settings = Settings(
-        kafka_bootstrap="127.0.0.1:9",
-        kafka_security_protocol="SASL_PLAINTEXT",
-        kafka_sasl_mechanism="PLAIN",
-        kafka_sasl_username="someone",
-        kafka_sasl_password=SecretStr(password),
-    )
-    with pytest.raises(SecretUnfit) as refused:
-        stream_source.options(settings, {})
-    assert password not in str(refused.value)
 
 
 # ── the command line ──

@@ -21,7 +21,7 @@ import yaml
 from tools.dev import audit, jars, sbom
 from tools.testing.fixtures import ROOT
 
-LOCKED = {**jars.locked(), **jars.locked(jars.CONNECTOR_LOCK)}
+LOCKED = jars.locked()
 VALID = """
 import sys
 from cyclonedx.schema import SchemaVersion
