@@ -4,7 +4,7 @@ import re
 
 OWN_TABLES = (
     *("positions", "live", "stopped_views", "builds", "build_positions", "build_parts", "parked", "skips"),
-    *("command_types", "event_types", "topics", "archive_files"),
+    *("command_types", "event_types", "topics", "archive_files", "log_marks"),
     *("activations", "outbox", "relay_leases", "posts", "lanes"),
     *("personal_keys", "forgotten_subjects", "keys_position"),
 )

@@ -316,3 +316,13 @@ archive_files = table(
     sa.CheckConstraint("end_offset > first_offset", name="archive_files_range"),
     comment="The archive's manifest: which files hold the log's records, partition by partition from offset 0 on",
 )
+
+log_marks = table(
+    "log_marks",
+    key(NAME, "topic"),
+    key(TEXT, "topic_id"),
+    key(INTEGER, "partition"),
+    key(BIG, "number", comment="next_offset / 50,000, rounded down: one mark at most for each"),
+    required(BIG, *READING),
+    comment="Reading states at offsets of the log, from which a reader may begin; checked against the log before use",
+)

@@ -86,6 +86,15 @@ class Commit(msgspec.Struct, frozen=True, gc=False, tag_field="samefold", tag="c
     """The command's own."""
 
 
+class Head(msgspec.Struct, frozen=True, gc=False, tag_field="samefold", tag="commit/1"):
+    """What the reading rule needs of a commit, and whose it is. It is decoded in half the time."""
+
+    stream: str
+    command_offset: int
+    epoch: int
+    seq: int
+
+
 class Opening(msgspec.Struct, frozen=True, tag_field="samefold", tag="opening/1"):
     """A writer takes over a partition. The record's offset is the writer's epoch."""
 
@@ -140,6 +149,10 @@ def unreadable(topic: str, record: Record, error: Exception) -> UnreadableRecord
 
 decode_value: Callable[[bytes], Commit | Opening] = _events_decoder.decode
 """The commit or opening in a value that has the envelope. Raises msgspec.DecodeError, UnicodeDecodeError."""
+
+
+decode_head: Callable[[bytes], Head | Opening] = msgspec.json.Decoder(Head | Opening).decode
+"""Like `decode_value`, but it neither decodes nor checks the rest of a commit."""
 
 
 def typed_decoder(events: Mapping[str, type]) -> Callable[[bytes], Commit | Opening]:

@@ -8,7 +8,7 @@ opening and the commits after a lost record do no harm, whatever clocks, leases 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from infra.log.records import ENVELOPE, Commit, Opening, Record, UnreadableRecord, decode_event, decode_value
+from infra.log.records import ENVELOPE, Commit, Head, Opening, Record, UnreadableRecord, decode_event, decode_value
 
 
 class Reading(NamedTuple):
@@ -41,7 +41,7 @@ class Void(NamedTuple):
 
 
 def read(
-    reading: Reading, records: Iterable[Record], decode: Callable[[bytes], Commit | Opening] = decode_value
+    reading: Reading, records: Iterable[Record], decode: Callable[[bytes], Commit | Head | Opening] = decode_value
 ) -> tuple[Reading, list[Counted], list[Void]]:
     """Apply the rule to records of one partition in offset order; records before the position are skipped.
 

@@ -110,6 +110,8 @@ class Oracle:
             raise Violation(POSITIONS, f"several generations: {generations}")
         for partition, reading in positions.items():
             self._check_reading("positions", partition, reading)
+        for mark in tables["log_marks"]:
+            self._check_reading("log_marks", mark["partition"], place(mark))
         for row in tables["live"]:
             self.check_table(tables, row["view"], row["version"], row["table_name"], positions)
         for row in tables["builds"]:

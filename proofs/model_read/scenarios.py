@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from infra.archive import marks
 from infra.database.connect import DatabaseUnavailable
 from infra.errors import SamefoldError
 from projections.engine.operate.replaying import drop, replay
@@ -143,6 +144,11 @@ def hide_ready(world: World) -> None:
 def read_little(_world: World) -> None:
     """The switch's reads of the log end before where they were to."""
     catch_up.AHEAD = 1
+
+
+def mark_often(_world: World) -> None:
+    """Nearly each batch is to have a mark."""
+    marks.EVERY = 2
 
 
 # ── logs ──
@@ -303,6 +309,9 @@ SCENARIOS = {
     for one in (
         *TWO_AGENTS.with_faults({"kill": 1, "cut": 1}, {"crash": 1, "timeout": 1}),
         *ONE_AGENT.with_faults({"kill": 2, "cut": 2})[1:],
+        *replace(TWO_AGENTS, name="marks", actors=[mark_often, *TWO_AGENTS.actors]).with_faults(
+            {"kill": 1, "restore": 1}
+        ),
         BACK_AND_FORTH,
         TWO_LANES,
         SWITCH,

@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import psycopg
 
+from infra.archive import marks
 from infra.errors import SamefoldError
 from infra.log import clients, topics
 from infra.log.contract import Contract
@@ -118,7 +119,8 @@ class World:
         with ExitStack() as stack:
             for owner, name, ours in self._replaced():
                 stack.enter_context(patch.object(owner, name, self._for_actors(ours, getattr(owner, name))))
-            stack.enter_context(patch.object(catch_up, "AHEAD", catch_up.AHEAD))  # a scenario may lower it
+            for module, name in ((catch_up, "AHEAD"), (marks, "EVERY")):  # a scenario may lower them
+                stack.enter_context(patch.object(module, name, getattr(module, name)))
             logging.disable(logging.ERROR)
             stack.callback(logging.disable, logging.NOTSET)
             yield

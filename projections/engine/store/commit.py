@@ -19,6 +19,7 @@ from typing import NamedTuple
 import psycopg
 from psycopg import errors
 
+from infra.archive import marks
 from infra.database.connect import Connection
 from infra.errors import SamefoldError
 from infra.log.rule import Counted, Reading
@@ -31,6 +32,7 @@ from projections.engine.store.positions import Positions, channel
 from projections.engine.store.rows import Refused, Statement, ask_for_missing, writes
 from projections.engine.store.writing import fold_and_write, is_refusal
 from projections.engine.views import binary_arrays
+from projections.engine.views.view import CORE
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,13 @@ class Batch(NamedTuple):
     was: Reading
     next: Reading
     counted: Sequence[Counted]
+
+    @property
+    def has_mark(self) -> bool:
+        """Whether its end is the first one beyond a multiple of `marks.EVERY`, and directly behind a commit that counted."""
+        end = self.next.next_offset
+        crosses = self.was.next_offset // marks.EVERY != end // marks.EVERY
+        return crosses and bool(self.counted) and self.counted[-1].offset == end - 1
 
     def until(self, offset: int) -> Batch:
         """The part of it before the commit at `offset`."""
@@ -264,7 +273,10 @@ class Committer:
         return self._applied(decoded, changes, parked)
 
     def _move(self, connection: Connection, batches: Sequence[Batch]) -> None:
-        """The compare-and-set. It fails unless every position is where its batch begins, and notifies of the new ones."""
+        """The compare-and-set. It fails unless every position is where its batch begins, and notifies of the new ones.
+
+        With it, the agent `core` writes the marks that are due.
+        """
         at = self.positions
         was = {partition: one.was for partition, one in self._deferred.items()}
         rows = [(batch.partition, *was.get(batch.partition, batch.was)[:3], *batch.next) for batch in batches]
@@ -272,6 +284,9 @@ class Committer:
         moved = ",".join(f"{batch.partition}:{batch.next.next_offset}" for batch in batches)
         notice = (channel(at.agent), moved[:7_000])
         connection.execute(COMPARE_AND_SET, [*moves, at.agent, at.topic, at.generation, len(batches), *notice])
+        if at.agent == CORE and (marked := [batch for batch in batches if batch.has_mark]):
+            known = sorted((batch.partition, batch.next) for batch in marked)
+            marks.write(connection, at.topic, at.topic_id, known)
 
     def _defer(self, batches: Sequence[Batch], changes: Sequence[Changes]) -> bool:
         """Put the moves off, if no row changes and none of them has waited for long."""

@@ -1,0 +1,123 @@
+"""Marks: reading states at offsets of the log, from which a reader may begin instead of at the log's start (ADR 24).
+
+The agent `core` writes one for about every 50,000 records of a partition into `log_marks`; the archive's manifest has those at
+which its files begin and end. A mark is used only after it was checked against the log.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+from confluent_kafka import Consumer
+
+from infra.archive.whole_log import read_range
+from infra.database.connect import Connection, session
+from infra.log.records import Commit, Record, decode_event, decode_head
+from infra.log.rule import START, Reading, read
+from infra.log.topics import Topic
+from infra.settings import Settings
+
+log = logging.getLogger(__name__)
+
+EVERY = 50_000
+"""Records of a partition from one mark to the next, about: each is the first one beyond a multiple of this."""
+TRIES = 3
+"""Marks that are checked; where none of them is right, a reader begins at the log's start."""
+
+
+def write(connection: Connection, topic: str, topic_id: str, known: Iterable[tuple[int, Reading]]) -> None:
+    """Record the states of these partitions, unless there are marks between the same multiples. Raises psycopg.Error."""
+    for partition, reading in known:
+        connection.execute(
+            "insert into log_marks (topic, topic_id, partition, number, next_offset, epoch, seq, command_offset) "
+            "values (%s, %s, %s, %s, %s, %s, %s, %s) on conflict do nothing",
+            (topic, topic_id, partition, reading.next_offset // EVERY, *reading),
+        )
+
+
+def between(settings: Settings, topic: Topic, partition: int, start: int, stop: int) -> list[Reading]:
+    """The states that are known in (start, stop), by offset and not checked: where a scan may be split. None without a database.
+
+    Raises DatabaseUnavailable, DatabaseRefused.
+    """
+    return list(
+        {one.next_offset: one for one in reversed(_known(settings, topic, partition, start, stop - 1))}.values()
+    )
+
+
+def nearest(settings: Settings, topic: Topic, partition: int, offset: int) -> Reading:
+    """The newest state that is known at or before `offset`, not checked; START where none is, or there is no database.
+
+    Raises DatabaseUnavailable, DatabaseRefused.
+    """
+    return next(iter(_known(settings, topic, partition, 0, offset, most=1)), START)
+
+
+def read_from(
+    settings: Settings, topic: Topic, partition: int, start: int, stop: int, *, consumer: Consumer | None = None
+) -> tuple[Reading, Iterator[list[Record]]]:
+    """The reading state at `start`, and the records of [start, stop) in batches, as `read_range` gives them.
+
+    It reads from the nearest mark that the log confirms, up to `start` by the rule. Raises what `read_range` raises,
+    UnreadableRecord, DatabaseUnavailable, DatabaseRefused.
+    """
+    batches: Iterator[list[Record]]
+    for reading in _known(settings, topic, partition, 0, start, most=TRIES):
+        batches = read_range(settings, topic.name, partition, reading.next_offset - 1, stop, consumer=consumer)
+        first = next(batches, [])
+        if first and _confirms(first[0], reading):
+            batches = chain([first[1:]], batches)
+            break
+        log.warning(
+            "ignored the mark %s of %s[%d]: the log does not lead to it; was the database restored from another one?",
+            tuple(reading),
+            topic.name,
+            partition,
+        )
+    else:
+        reading, batches = START, read_range(settings, topic.name, partition, 0, stop, consumer=consumer)
+    for records in batches if reading.next_offset < start else ():
+        reading, _, _ = read(reading, (one for one in records if one.offset < start), decode_head)
+        if rest := [one for one in records if one.offset >= start]:
+            batches = chain([rest], batches)
+            break
+        if reading.next_offset == start:
+            break
+    return reading._replace(next_offset=start), (records for records in batches if records)
+
+
+def _confirms(record: Record, mark: Reading) -> bool:
+    """Whether the log holds, just before a mark, a commit with its epoch, sequence number and command's offset.
+
+    A mark is only written behind a commit that counted. So a mark of another log, or of one that lost its end and grew
+    again, meets another record here, and so does one that was edited; those of a recreated topic have another id. It does not
+    prove that this commit counted, as a forged mark behind a void commit shows: that takes all records since the opening. The
+    opening's own record would prove nothing more: only a writer whose opening is at `epoch` writes that into its commits.
+    """
+    if record.offset != mark.next_offset - 1:
+        return False
+    commit = decode_event(record)
+    return isinstance(commit, Commit) and (commit.epoch, commit.seq, commit.command_offset) == mark[1:]
+
+
+_KNOWN = """
+with wanted as (select %s topic, %s topic_id, %s::int partition, %s::bigint start, %s::bigint stop)
+select m.next_offset, m.epoch, m.seq, m.command_offset from log_marks m join wanted using (topic, topic_id, partition)
+ where m.next_offset > start and m.next_offset <= stop
+union
+select f.end_offset, f.end_epoch, f.end_seq, f.end_command_offset
+  from archive_files f join wanted using (topic, topic_id, partition)
+ where f.end_offset > start and f.end_offset <= stop
+ order by 1 desc limit %s
+"""
+
+
+def _known(
+    settings: Settings, topic: Topic, partition: int, start: int, stop: int, *, most: int | None = None
+) -> list[Reading]:
+    """The states in (start, stop], the newest first."""
+    if settings.database_url is None:
+        return []
+    with session(settings, "samefold marks") as connection:
+        found = connection.execute(_KNOWN, (topic.name, topic.id, partition, start, stop, most))
+        return [Reading(*row) for row in found]
