@@ -14,6 +14,8 @@ A task gets no settings: it reads its own environment's, and compares its code a
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -41,6 +43,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from domain.engine.contexts import contexts
 from domain.engine.storable import decoder, encode
 from domain.engine.versions import stored_name, stored_type
+from infra.archive import marks
 from infra.archive.whole_log import read_range
 from infra.errors import SamefoldError
 from infra.log import topics
@@ -71,10 +74,9 @@ class UnfitValue(SamefoldError):
 
 @dataclass(frozen=True, slots=True)
 class Range(InputPartition):
-    """What a task reads of a partition: records from `start` on, a reading state; rows only from offset `begin` on, up to `end`."""
+    """What a task reads of a partition: the records from offset `begin` up to `end`."""
 
     partition: int
-    start: Reading
     begin: int
     end: Cut
 
@@ -87,8 +89,8 @@ class Sender:
     topic_id: str
     code: Mapping[str, str] = field(default_factory=lambda: CODE)
 
-    def settings(self) -> Settings:
-        """This process's own. Raises WrongCode, WrongKafka, ExecutorNotConfigured, KafkaUnavailable."""
+    def enter(self) -> Settings:
+        """This process's own settings. Raises WrongCode, WrongKafka, ExecutorNotConfigured, KafkaUnavailable."""
         require_code(self.code)
         settings = own_settings()
         require_kafka(settings, self.kafka, self.topic_id)
@@ -221,6 +223,7 @@ class Samefold(DataSource):
     events      of `events`: which, by context and class, `accounts.MoneyDeposited,accounts.MoneyWithdrawn`; by default all,
                 with `body` instead of their fields
     as_of       of a batch: a time or positions, as `samefold rebuild --as-of` takes it
+    tasks       of a batch: how many tasks read it at most, if it is long; by default as many as this machine has cores
     starting    of a stream: `earliest` (by default), `latest`, or positions as `0:123,1:456`
     most        of a stream: about how many records a micro-batch has at most
     """
@@ -352,12 +355,21 @@ def _both(one: set[Any] | None, other: set[Any]) -> set[Any]:
     return other if one is None else one & other
 
 
+def _count(options: Mapping[str, str], name: str, default: int) -> int:
+    """Raises BadOption."""
+    text = options.get(name, str(default))
+    if not re.fullmatch("[1-9][0-9]{0,9}", text):
+        raise BadOption(f"Option '{name}' is '{text}'.", "It is a whole number, 1 or more.")
+    return int(text)
+
+
 class Batch(DataSourceReader):
     """Plans a scan, and reads a part of it in a task."""
 
     def __init__(self, options: Mapping[str, str], table: Table) -> None:
         self.pin = Pin.parse(options["pin"]) if "pin" in options else pinned(own_settings(), options.get("as_of"))
         self.sender = Sender(self.pin.kafka, self.pin.topic_id)
+        self.tasks = _count(options, "tasks", os.cpu_count() or 1)
         self.table = table
         self.wanted = Wanted()
 
@@ -369,11 +381,39 @@ class Batch(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         ends = {partition: self.pin.ends[partition] for partition in sorted(self.wanted.of(len(self.pin.ends)))}
-        return [Range(partition, START, 0, end) for partition, end in ends.items() if end.next_offset]
+        settings = own_settings()
+        topic = self.pin.topic(settings.events_topic)
+        begins = dict.fromkeys(ends, 0)
+        if self.wanted.since is not None:
+            # a millisecond earlier: the broker's index may pass over records of the very time
+            since_ms = int(self.wanted.since.timestamp() * 1_000) - 1
+            found = topics.offsets_at(settings, topic, since_ms)
+            begins = {p: min(found.get(p, end.next_offset), end.next_offset) for p, end in ends.items()}
+        total = sum(ends[partition].next_offset - begin for partition, begin in begins.items())
+        share = max(total // self.tasks, marks.EVERY)
+        return [
+            Range(partition, begin, ends[partition]._replace(next_offset=stop))
+            for partition, first in begins.items()
+            for begin, stop in _pieces(settings, topic, partition, first, ends[partition], share)
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Range)
-        return batches(self.sender.settings(), self.table, self.wanted, partition)
+        return batches(self.sender.enter(), self.sender.topic_id, self.table, self.wanted, partition)
+
+
+def _pieces(
+    settings: Settings, topic: topics.Topic, partition: int, begin: int, end: Cut, share: int
+) -> Iterator[tuple[int, int]]:
+    """From `begin` to `end` in pieces of at least `share` records, cut at marks: there a task can begin at once."""
+    stop, until_ms = end
+    if until_ms is None and stop - begin >= 2 * share:  # else only the first later record ends it
+        for mark in marks.between(settings, topic, partition, begin, stop):
+            if mark.next_offset - begin >= share <= stop - mark.next_offset:
+                yield begin, mark.next_offset
+                begin = mark.next_offset
+    if begin < stop:
+        yield begin, stop
 
 
 class Pin(NamedTuple):
@@ -391,6 +431,11 @@ class Pin(NamedTuple):
     def __str__(self) -> str:
         return json.dumps([self.kafka, self.topic_id, self.ends])
 
+    def topic(self, name: str) -> topics.Topic:
+        return topics.Topic(
+            name, self.topic_id, len(self.ends), {}, {at: end.next_offset for at, end in self.ends.items()}
+        )
+
 
 def pinned(settings: Settings, as_of: str | None = None) -> Pin:
     """The log's ends now, or as of a time or positions. Raises BadMoment, TopicMissing, KafkaUnavailable."""
@@ -401,11 +446,11 @@ def pinned(settings: Settings, as_of: str | None = None) -> Pin:
 # ── a task ──
 
 
-def batches(settings: Settings, table: Table, wanted: Wanted, part: Range) -> Iterator[pa.RecordBatch]:
+def batches(settings: Settings, topic_id: str, table: Table, wanted: Wanted, part: Range) -> Iterator[pa.RecordBatch]:
     """The rows of a range, in batches. Raises what reading the log raises, UnknownEvent, UnreadableEvent, UnfitValue."""
     names = [column.name for column in table.columns]
     schema = pa.schema([(column.name, column.type.arrow) for column in table.columns])
-    for rows in _gathered(_rows(settings, table, wanted, part)):
+    for rows in _gathered(_rows(settings, topic_id, table, wanted, part)):
         arrays = [_array(column, rows) for column in table.columns]
         if names:
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -440,17 +485,29 @@ def _array(column: Column, rows: Sequence[Any]) -> pa.Array:
         raise
 
 
-def _rows(settings: Settings, table: Table, wanted: Wanted, part: Range) -> Iterator[list[Any]]:
+_reached: dict[tuple[str, int], Reading] = {}
+"""Where this process's last task of a partition ended, by topic and partition: a stream's next one begins near it."""
+
+
+def _begun(settings: Settings, topic_id: str, part: Range) -> tuple[Reading, Iterator[list[Record]]]:
+    """A reading state at or before the range's begin, and the records from there on."""
+    known = _reached.get((topic_id, part.partition), START)
+    topic, stop = settings.events_topic, part.end.next_offset
+    if known.next_offset <= part.begin < known.next_offset + marks.EVERY:
+        return known, read_range(settings, topic, part.partition, known.next_offset, stop)
+    of = topics.Topic(topic, topic_id, 0, {}, {})
+    return marks.read_from(settings, of, part.partition, part.begin, stop)
+
+
+def _rows(settings: Settings, topic_id: str, table: Table, wanted: Wanted, part: Range) -> Iterator[list[Any]]:
     if not table.needs_rule:
         for records in read_range(settings, settings.events_topic, part.partition, part.begin, part.end.next_offset):
             yield [RecordRow(record, None, None) for record in records]
         return
     events = Decoding(table, wanted)
     decode = events.decode
-    reading = part.start
-    for records in read_range(
-        settings, settings.events_topic, part.partition, reading.next_offset, part.end.next_offset
-    ):
+    reading, read_on = _begun(settings, topic_id, part)
+    for records in read_on:
         taken = part.end.before(records)
         reading, counted, void = read(reading, taken, decode) if decode else read(reading, taken)
         if reading.next_offset > part.begin:
@@ -463,6 +520,7 @@ def _rows(settings: Settings, table: Table, wanted: Wanted, part: Range) -> Iter
                     why = {one.offset: one.reason for one in void}
                     mine = (record for record in taken if record.offset >= part.begin)
                     yield [RecordRow(one, decode_event(one), why.get(one.offset)) for one in mine]
+        _reached[topic_id, part.partition] = reading
         if len(taken) < len(records):
             return
 
@@ -569,7 +627,7 @@ class Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"topic": self.sender.topic_id, "next": begin}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        return ReadMaxRows(int(self.options["most"])) if "most" in self.options else ReadAllAvailable()
+        return ReadMaxRows(_count(self.options, "most", 0)) if "most" in self.options else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._ends = self._now()
@@ -588,14 +646,14 @@ class Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         was = start["next"]
         return [
-            Range(int(partition), START, was[partition], Cut(to))
+            Range(int(partition), was[partition], Cut(to))
             for partition, to in end["next"].items()
             if to > was[partition]
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Range)
-        return batches(self.sender.settings(), self.table, Wanted(), partition)
+        return batches(self.sender.enter(), self.sender.topic_id, self.table, Wanted(), partition)
 
     def _now(self) -> dict[str, int]:
         settings = own_settings()

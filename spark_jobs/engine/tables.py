@@ -63,6 +63,9 @@ class Log:
 
         options |= {"read": read, "pin": str(self.pin)}
         table = Table.of(options)  # raises here what would reach the caller as Spark's error
+        context = getattr(self.spark, "sparkContext", None)  # Spark Connect has none
+        if context is not None:
+            options["tasks"] = str(context.defaultParallelism)
         reader = self.spark.read.format("samefold").options(**options)
         return reader.schema((table.only(columns) if columns else table).schema).load()
 

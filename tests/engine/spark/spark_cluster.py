@@ -108,11 +108,19 @@ SMALL = {"spark.executor.memory": "512m", "spark.executor.extraJavaOptions": "-X
 
 
 def spark_submit(master: str, script: str, *arguments: str, settings: Settings, cwd: Path) -> Any:
-    """A script of `spark_jobs/`, as an operator runs it; the driver's settings are in its environment."""
+    """A script of `spark_jobs/engine/`, as an operator runs it; the driver's settings are in its environment."""
     conf = [part for name, value in SMALL.items() for part in ("--conf", f"{name}={value}")]
     ui = ["--conf", "spark.ui.enabled=false", "--conf", "spark.driver.host=127.0.0.1"]
     return subprocess.run(
-        [home() / "bin" / "spark-submit", "--master", master, *conf, *ui, ROOT / "spark_jobs" / script, *arguments],
+        [
+            home() / "bin" / "spark-submit",
+            "--master",
+            master,
+            *conf,
+            *ui,
+            ROOT / "spark_jobs" / "engine" / script,
+            *arguments,
+        ],
         env=plain_environment()
         | settings.environment()
         | {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "SPARK_HOME": str(home())},
