@@ -54,7 +54,7 @@ from infra.processes.code_identity import CODE, require_code
 from infra.settings import Settings
 from projections.engine.fold.as_of import Cut, cuts, parse_as_of
 from projections.engine.fold.errors import UnknownEvent, UnreadableEvent
-from spark_jobs.engine.columns import BYTES, SMALL, TEXT, TIME, WHOLE, BadColumn, Column, fields_of
+from spark_jobs.engine.columns import BYTES, SMALL, TEXT, TIME, WHOLE, BadColumn, Column, fields_of, type_of
 from spark_jobs.engine.services import require_kafka
 from spark_jobs.engine.task import own_settings
 
@@ -74,11 +74,12 @@ class UnfitValue(SamefoldError):
 
 @dataclass(frozen=True, slots=True)
 class Range(InputPartition):
-    """What a task reads of a partition: the records from offset `begin` up to `end`."""
+    """What a task reads of a partition: the records from offset `begin` up to `end`. `start` is a reading state before them."""
 
     partition: int
     begin: int
     end: Cut
+    start: Reading | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,13 @@ class RecordRow(NamedTuple):
     record: Record
     entry: Commit | Opening | None
     void: str | None
+
+
+class EndRow(NamedTuple):
+    """The reading state at which a range ends."""
+
+    partition: int
+    reading: Reading
 
 
 def _optional(name: str) -> Callable[[Any], Any]:
@@ -172,7 +180,11 @@ RECORDS = (
     Column("kind", TEXT, lambda row: row.entry and type(row.entry).__name__.lower()),
     Column("void", TEXT, attrgetter("void")),
 )
-_OTHERS = {"commits": COMMITS, "records": RECORDS}
+ENDS = (
+    Column("partition", SMALL, attrgetter("partition")),
+    *(Column(name, WHOLE, attrgetter(f"reading.{name}")) for name in Reading._fields),
+)
+_OTHERS = {"commits": COMMITS, "records": RECORDS, "ends": ENDS}
 _BY_RULE = {"kind", "void"}
 """The columns of a record that the reading rule tells."""
 
@@ -202,6 +214,12 @@ def columns_of(classes: Sequence[type]) -> list[Column]:
     return [*EVENTS, *(column for column, _ in found.values())]
 
 
+def columns_by_class(classes: Sequence[type]) -> list[Column]:
+    """What every event has, and a struct for each class, null in rows of other classes. Raises BadColumn."""
+    own = (Column(name_of(event), type_of(event), _field_of(event, lambda value: value)) for event in classes)
+    return [*EVENTS, *own]
+
+
 def _field_of(event: type, get: Callable[[Any], Any]) -> Callable[[EventRow], Any]:
     return lambda row: get(row.event) if type(row.event) is event else None
 
@@ -219,9 +237,10 @@ def _either(one: Callable[[Any], Any], other: Callable[[Any], Any]) -> Callable[
 class Samefold(DataSource):
     """The data source. Its options:
 
-    read        `events` (by default), `commits` or `records`
+    read        `events` (by default), `commits` or `records`; `ends`, the reading state at the end of each partition
     events      of `events`: which, by context and class, `accounts.MoneyDeposited,accounts.MoneyWithdrawn`; by default all,
                 with `body` instead of their fields
+    by          of `events`: `class`, for a struct of each class's fields
     as_of       of a batch: a time or positions, as `samefold rebuild --as-of` takes it
     tasks       of a batch: how many tasks read it at most, if it is long; by default as many as this machine has cores
     starting    of a stream: `earliest` (by default), `latest`, or positions as `0:123,1:456`
@@ -286,10 +305,13 @@ class Table:
             raise BadOption(f"Option 'events' goes with read=events, not with read={kind}.", "Leave it out.")
         if kind == "events":
             classes = named_events(events)
-            return cls(kind, tuple(classes), tuple(columns_of(classes) if classes else [*EVENTS, BODY]))
+            if not classes:
+                return cls(kind, (), (*EVENTS, BODY))
+            columns = columns_by_class(classes) if options.get("by") == "class" else columns_of(classes)
+            return cls(kind, tuple(classes), tuple(columns))
         if kind in _OTHERS:
             return cls(kind, (), _OTHERS[kind])
-        raise BadOption(f"Option 'read' is '{kind}'.", "It is events, commits or records.")
+        raise BadOption(f"Option 'read' is '{kind}'.", "It is events, commits, records or ends.")
 
     def only(self, names: Sequence[str]) -> Table:
         """Its columns of these names, in this order. Raises BadOption."""
@@ -380,19 +402,21 @@ class Batch(DataSourceReader):
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
-        ends = {partition: self.pin.ends[partition] for partition in sorted(self.wanted.of(len(self.pin.ends)))}
         settings = own_settings()
         topic = self.pin.topic(settings.events_topic)
-        begins = dict.fromkeys(ends, 0)
+        ends = {partition: self.pin.ends[partition] for partition in sorted(self.wanted.of(len(self.pin.ends)))}
+        begins = {partition: self.pin.begins.get(partition, START).next_offset for partition in ends}
         if self.wanted.since is not None:
             # a millisecond earlier: the broker's index may pass over records of the very time
             since_ms = int(self.wanted.since.timestamp() * 1_000) - 1
             found = topics.offsets_at(settings, topic, since_ms)
-            begins = {p: min(found.get(p, end.next_offset), end.next_offset) for p, end in ends.items()}
-        total = sum(ends[partition].next_offset - begin for partition, begin in begins.items())
+            begins = {p: max(begin, found.get(p, ends[p].next_offset)) for p, begin in begins.items()}
+        if self.table.read == "ends":
+            return [Range(p, end.next_offset, end, self.pin.begins.get(p)) for p, end in ends.items()]
+        total = sum(max(ends[partition].next_offset - begin, 0) for partition, begin in begins.items())
         share = max(total // self.tasks, marks.EVERY)
         return [
-            Range(partition, begin, ends[partition]._replace(next_offset=stop))
+            Range(partition, begin, ends[partition]._replace(next_offset=stop), self.pin.begins.get(partition))
             for partition, first in begins.items()
             for begin, stop in _pieces(settings, topic, partition, first, ends[partition], share)
         ]
@@ -417,19 +441,26 @@ def _pieces(
 
 
 class Pin(NamedTuple):
-    """Where a scan ends, so that it gives the same rows each time."""
+    """Where a scan begins and ends, so that it gives the same rows each time."""
 
     kafka: str
     topic_id: str
     ends: Mapping[int, Cut]
+    begins: Mapping[int, Reading] = {}
+    """A partition that is not named is read from its start."""
 
     @classmethod
     def parse(cls, text: str) -> Pin:
-        kafka, topic_id, ends = json.loads(text)
-        return cls(kafka, topic_id, {int(partition): Cut(*cut) for partition, cut in ends.items()})
+        kafka, topic_id, ends, begins = json.loads(text)
+        return cls(
+            kafka,
+            topic_id,
+            {int(partition): Cut(*cut) for partition, cut in ends.items()},
+            {int(partition): Reading(*reading) for partition, reading in begins.items()},
+        )
 
     def __str__(self) -> str:
-        return json.dumps([self.kafka, self.topic_id, self.ends])
+        return json.dumps(self)
 
     def topic(self, name: str) -> topics.Topic:
         return topics.Topic(
@@ -491,10 +522,10 @@ _reached: dict[tuple[str, int], Reading] = {}
 
 def _begun(settings: Settings, topic_id: str, part: Range) -> tuple[Reading, Iterator[list[Record]]]:
     """A reading state at or before the range's begin, and the records from there on."""
-    known = _reached.get((topic_id, part.partition), START)
     topic, stop = settings.events_topic, part.end.next_offset
-    if known.next_offset <= part.begin < known.next_offset + marks.EVERY:
-        return known, read_range(settings, topic, part.partition, known.next_offset, stop)
+    for known in (part.start, _reached.get((topic_id, part.partition)), START):
+        if known and known.next_offset <= part.begin < known.next_offset + marks.EVERY:
+            return known, read_range(settings, topic, part.partition, known.next_offset, stop)
     of = topics.Topic(topic, topic_id, 0, {}, {})
     return marks.read_from(settings, of, part.partition, part.begin, stop)
 
@@ -516,13 +547,19 @@ def _rows(settings: Settings, topic_id: str, table: Table, wanted: Wanted, part:
                     yield events.rows([one for one in counted if one.offset >= part.begin], part.partition)
                 case "commits":
                     yield [CommitRow(one, part.partition) for one in counted if one.offset >= part.begin]
-                case _:
+                case "records":
                     why = {one.offset: one.reason for one in void}
                     mine = (record for record in taken if record.offset >= part.begin)
                     yield [RecordRow(one, decode_event(one), why.get(one.offset)) for one in mine]
+                case _:
+                    pass
         _reached[topic_id, part.partition] = reading
         if len(taken) < len(records):
-            return
+            break
+    else:
+        reading = reading._replace(next_offset=part.end.next_offset)
+    if table.read == "ends":
+        yield [EndRow(part.partition, reading)]
 
 
 class Decoding:

@@ -19,19 +19,28 @@ from projections.engine.fold.as_of import AsOf, in_words
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from spark_jobs.engine.source import Pin
+
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 class Log:
     """The log up to now, or to a time or positions. All its tables end there."""
 
-    def __init__(self, spark: SparkSession, as_of: AsOf | str | None = None, settings: Settings | None = None) -> None:
-        """Raises BadMoment, NotConfigured, TopicMissing, KafkaUnavailable."""
+    def __init__(
+        self,
+        spark: SparkSession,
+        as_of: AsOf | str | None = None,
+        settings: Settings | None = None,
+        *,
+        pin: Pin | None = None,
+    ) -> None:
+        """`pin` says instead where it begins and ends. Raises BadMoment, NotConfigured, TopicMissing, KafkaUnavailable."""
         from spark_jobs.engine.source import pinned
 
         self.spark = spark
         moment = as_of if as_of is None or isinstance(as_of, str) else in_words(as_of)
-        self.pin = pinned(settings or Settings(), moment)
+        self.pin = pin or pinned(settings or Settings(), moment)
         register(spark)
 
     def events(self, of: Any = None, *, columns: Sequence[str] = ()) -> DataFrame:
@@ -45,20 +54,21 @@ class Log:
         from spark_jobs.engine.source import name_of
 
         if of is None:
-            table = self._table("events", columns)
+            table = self.table("events", columns)
             return table if columns else table.withColumn("variant", parse_json("body"))
         classes = of if isinstance(of, list | tuple) else get_args(of) or (of,)
-        return self._table("events", columns, events=",".join(map(name_of, classes)))
+        return self.table("events", columns, events=",".join(map(name_of, classes)))
 
     def commits(self, *, columns: Sequence[str] = ()) -> DataFrame:
         """One row for each commit that counts: what became of each command, with the code of a rejection."""
-        return self._table("commits", columns)
+        return self.table("commits", columns)
 
     def records(self, *, columns: Sequence[str] = ()) -> DataFrame:
         """One row for each record of the log: also openings and void records, with the reason why they have no effect."""
-        return self._table("records", columns)
+        return self.table("records", columns)
 
-    def _table(self, read: str, columns: Sequence[str], **options: str) -> DataFrame:
+    def table(self, read: str, columns: Sequence[str] = (), **options: str) -> DataFrame:
+        """As the data source gives it for these options. Raises BadOption, BadColumn."""
         from spark_jobs.engine.source import Table
 
         options |= {"read": read, "pin": str(self.pin)}
