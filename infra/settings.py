@@ -53,7 +53,7 @@ SERVICE = Path(__file__).resolve().parents[1] / "pyproject.toml"
 SECRETS = "kafka_sasl_password", "database_url", "webhooks"
 """Each has a setting `<name>_file` beside it."""
 PATHS = (
-    *("data_dir", "archive_url", "kafka_ssl_ca_location", "master_key_file", "jwt_keys"),
+    *("data_dir", "archive_url", "lake_url", "kafka_ssl_ca_location", "master_key_file", "jwt_keys"),
     *(f"{name}_file" for name in SECRETS),
 )
 HINT = "All settings, with what they mean: .env.example."
@@ -241,6 +241,11 @@ class Settings(BaseSettings):
         description="How many days back a database may be restored: records that were archived later stay in Kafka",
     )
 
+    lake_url: str | None = Field(
+        None,
+        description="Where the lake is: a folder, or a URL that both fsspec and Spark know; by default lake in the data folder",
+    )
+
     webhooks: Annotated[dict[EndpointName, Endpoint], NoDecode, BeforeValidator(_json)] = Field(
         default_factory=dict,
         description='Endpoints of webhooks by name, as JSON: {"billing": {"url": "https://…", "secret": "whsec_…"}}',
@@ -303,8 +308,9 @@ class Settings(BaseSettings):
     def _require_consistent(self) -> Self:
         if len({*self.topics}) < len(self.topics):
             raise ValueError("commands_topic, events_topic, policies_topic, public_topic and keys_topic must differ")
-        if self.archive_url and _CREDENTIALS.search(self.archive_url):
-            raise ValueError("archive_url holds credentials: give them in the environment of the store's own library")
+        for name in ("archive_url", "lake_url"):
+            if _CREDENTIALS.search(getattr(self, name) or ""):
+                raise ValueError(f"{name} holds credentials: give them in the environment of the store's own library")
         sasl = self.kafka_security_protocol.startswith("SASL")
         if sasl and not (self.kafka_sasl_mechanism and self.kafka_sasl_username and self.kafka_sasl_password):
             raise ValueError(f"{self.kafka_security_protocol} needs kafka_sasl_mechanism, _username and _password")
@@ -324,6 +330,11 @@ class Settings(BaseSettings):
     def archive(self) -> str:
         """The archive's folder or URL, without any secret."""
         return self.archive_url or str((self.data_dir / "archive").absolute())
+
+    @property
+    def lake(self) -> str:
+        """The lake's folder or URL, without any secret."""
+        return self.lake_url or str((self.data_dir / "lake").absolute())
 
     @property
     def database(self) -> str:

@@ -44,6 +44,11 @@ ArchiverPoint: TypeAlias = Literal[
     "file entered",  # in the manifest
     "archive swept",  # of one partition
 ]
+LakePoint: TypeAlias = Literal[
+    "dataset written",  # its new files, where no reader looks
+    "dataset assembled",  # new and old files in one folder, with the manifest; the next thing is to move the link
+    "dataset committed",
+]
 TrimmerPoint: TypeAlias = Literal[
     "trim planned",
     "archive verified",  # all that is to be cut; the next thing is to cut
@@ -72,6 +77,7 @@ Point: TypeAlias = (
     | AgentPoint
     | BuilderPoint
     | ArchiverPoint
+    | LakePoint
     | TrimmerPoint
     | RelayPoint
     | SwitcherPoint
@@ -83,6 +89,7 @@ HANDLER: tuple[HandlerPoint, ...] = get_args(HandlerPoint)
 AGENT: tuple[AgentPoint, ...] = get_args(AgentPoint)
 BUILDER: tuple[BuilderPoint, ...] = get_args(BuilderPoint)
 ARCHIVER: tuple[ArchiverPoint, ...] = get_args(ArchiverPoint)
+LAKE: tuple[LakePoint, ...] = get_args(LakePoint)
 TRIMMER: tuple[TrimmerPoint, ...] = get_args(TrimmerPoint)
 RELAY: tuple[RelayPoint, ...] = get_args(RelayPoint)
 PUBLISHER: tuple[PublisherPoint, ...] = get_args(PublisherPoint)
