@@ -16,8 +16,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from operator import attrgetter
@@ -60,6 +61,10 @@ from spark_jobs.engine.task import own_settings
 
 GATHERED = 10_000
 """Rows of a batch that goes to Spark."""
+
+
+LOOK_AGAIN_S = 0.05
+"""How long a stream without new records waits before it looks again."""
 
 
 class BadOption(SamefoldError):
@@ -377,6 +382,16 @@ def _both(one: set[Any] | None, other: set[Any]) -> set[Any]:
     return other if one is None else one & other
 
 
+_TABLE = {"read", "events", "by"}
+"""The options that say what is read."""
+
+
+def _require_known(options: Mapping[str, str], known: set[str]) -> None:
+    """Raises BadOption."""
+    if unknown := sorted(set(options) - known):
+        raise BadOption(f"Option '{unknown[0]}' is unknown here.", f"There are: {', '.join(sorted(known))}.")
+
+
 def _count(options: Mapping[str, str], name: str, default: int) -> int:
     """Raises BadOption."""
     text = options.get(name, str(default))
@@ -389,6 +404,7 @@ class Batch(DataSourceReader):
     """Plans a scan, and reads a part of it in a task."""
 
     def __init__(self, options: Mapping[str, str], table: Table) -> None:
+        _require_known(options, {*_TABLE, "as_of", "tasks", "pin"})
         self.pin = Pin.parse(options["pin"]) if "pin" in options else pinned(own_settings(), options.get("as_of"))
         self.sender = Sender(self.pin.kafka, self.pin.topic_id)
         self.tasks = _count(options, "tasks", os.cpu_count() or 1)
@@ -470,7 +486,9 @@ class Pin(NamedTuple):
 
 def pinned(settings: Settings, as_of: str | None = None) -> Pin:
     """The log's ends now, or as of a time or positions. Raises BadMoment, TopicMissing, KafkaUnavailable."""
-    topic, now = topics.describe(settings, settings.events_topic), datetime.now(UTC)
+    admin, now = topics.Admin(settings), datetime.now(UTC)
+    topic = topics.describe(settings, settings.events_topic, admin=admin)
+    topic = replace(topic, end=topics.stable_ends(topic, admin))  # nobody can read beyond an open transaction
     return Pin(settings.kafka, topic.id, cuts(settings, topic, parse_as_of(as_of, now) if as_of else {}, now))
 
 
@@ -637,62 +655,68 @@ def _body(decode: Callable[[Any], Any], data: msgspec.Raw) -> bytes:
 
 
 class Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans micro-batches by offsets, and reads a part of one in a task."""
+    """Plans micro-batches by offsets, and reads a part of one in a task.
+
+    An offset of the stream is the topic's id and the next offset of each partition. The reading state there is a matter of the
+    records before it: a task finds it from the nearest mark, so a restarted query goes on exactly where it was.
+    """
 
     def __init__(self, options: Mapping[str, str], table: Table) -> None:
-        self.options = dict(options)
-        self.table = table
+        """Raises BadOption, TopicMissing, KafkaUnavailable."""
+        _require_known(options, {*_TABLE, "starting", "most"})
+        self.starting, self.table = options.get("starting", "earliest"), table
+        self.most = _count(options, "most", 0) if "most" in options else None
         settings = own_settings()
-        self.sender = Sender(settings.kafka, topics.describe(settings, settings.events_topic).id)
-        self._ends: dict[str, int] | None = None
+        self.topic = topics.describe(settings, settings.events_topic)
+        self.sender = Sender(settings.kafka, self.topic.id)
+        self._last: dict[str, int] | None = None
+        self._admin: topics.Admin | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        starting = self.options.get("starting", "earliest")
-        ends = self._now()
-        match starting:
-            case "earliest":
-                begin = dict.fromkeys(ends, 0)
-            case "latest":
-                begin = ends
-            case _:
-                positions = parse_as_of(starting, datetime.now(UTC))
-                if isinstance(positions, datetime):
-                    raise BadOption(
-                        f"Option 'starting' is '{starting}'.", "It is earliest, latest, or positions as 0:123,1:456."
-                    )
-                begin = {partition: positions.get(int(partition), 0) for partition in ends}
-        return {"topic": self.sender.topic_id, "next": begin}
+        return {"topic": self.topic.id, "next": self._first()}
+
+    def _first(self) -> dict[str, int]:
+        if self.starting == "latest":
+            return self._ends()
+        positions = {} if self.starting == "earliest" else parse_as_of(self.starting, datetime.now(UTC))
+        if isinstance(positions, datetime):
+            raise BadOption(
+                f"Option 'starting' is '{self.starting}'.", "It is earliest, latest, or positions as 0:123,1:456."
+            )
+        return {str(partition): positions.get(partition, 0) for partition in range(self.topic.partitions)}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        return ReadMaxRows(_count(self.options, "most", 0)) if "most" in self.options else ReadAllAvailable()
+        return ReadAllAvailable() if self.most is None else ReadMaxRows(self.most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._ends = self._now()
+        self._last = self._ends()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        if start["topic"] != self.sender.topic_id:
-            raise topics.TopicChanged("The checkpoint is of another topic of events.", "Delete the checkpoint.")
-        ends = self._ends or self._now()
-        was = start["next"]
+        """Raises TopicChanged where the checkpoint is of another topic; KafkaUnavailable."""
+        if start["topic"] != self.topic.id:
+            raise topics.TopicChanged(
+                f"The checkpoint is of another '{self.topic.name}', with the id {start['topic']}: the topic was recreated.",
+                "Start with a new checkpoint.",
+            )
+        was, ends = start["next"], self._last or self._ends()
         behind = {partition: end - was[partition] for partition, end in ends.items() if end > was[partition]}
-        if isinstance(limit, ReadMaxRows) and behind:
-            share = max(limit.max_rows // len(behind), 1)
+        if not behind and self._last is None:
+            time.sleep(LOOK_AGAIN_S)  # Spark asks again at once
+        if isinstance(limit, ReadMaxRows):
+            share = max(limit.max_rows // max(len(behind), 1), 1)
             behind = {partition: min(count, share) for partition, count in behind.items()}
         return {**start, "next": {partition: at + behind.get(partition, 0) for partition, at in was.items()}}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         was = start["next"]
-        return [
-            Range(int(partition), was[partition], Cut(to))
-            for partition, to in end["next"].items()
-            if to > was[partition]
-        ]
+        parts = ((int(partition), was[partition], to) for partition, to in end["next"].items())
+        return [Range(partition, begin, Cut(to)) for partition, begin, to in parts if to > begin]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Range)
-        return batches(self.sender.enter(), self.sender.topic_id, self.table, Wanted(), partition)
+        return batches(self.sender.enter(), self.topic.id, self.table, Wanted(), partition)
 
-    def _now(self) -> dict[str, int]:
-        settings = own_settings()
-        topic = topics.describe(settings, settings.events_topic)
-        return {str(partition): end for partition, end in sorted(topic.end.items())}
+    def _ends(self) -> dict[str, int]:
+        # made here: it can't be sent to tasks, which don't need it
+        self._admin = self._admin or topics.Admin(own_settings())
+        return {str(partition): end for partition, end in sorted(topics.stable_ends(self.topic, self._admin).items())}

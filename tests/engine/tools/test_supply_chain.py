@@ -71,12 +71,7 @@ def test_the_sbom_names_each_package_and_jar_with_hashes_and_licence(tmp_path: P
     assert unlicensed <= {name for name, _, only in pins if only}, "they are installed nowhere here"
     by_hash = {one["hashes"][0]["content"]: one for one in components.values() if one["purl"].startswith("pkg:maven/")}
     assert set(by_hash) == set(LOCKED.values())
-    assert {one["name"] for one in by_hash.values() if one["scope"] == "optional"} == {
-        "commons-pool2",
-        "kafka-clients",
-        "spark-sql-kafka-0-10_2.13",
-        "spark-token-provider-kafka-0-10_2.13",
-    }
+    assert {one["scope"] for one in by_hash.values()} == {"excluded"}, "they are for development and tests"
     assert json.loads(text)["metadata"]["component"]["name"] == "samefold"
 
 
