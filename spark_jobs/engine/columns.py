@@ -80,7 +80,7 @@ _PLAIN: Mapping[Any, ColumnType] = {
     bytes: BYTES,
     date: ColumnType(spark.DateType(), pa.date32()),
     datetime: TIME,
-    time: TEXT._replace(convert=time.isoformat),
+    time: TEXT._replace(convert=msgspec.to_builtins),
     timedelta: ColumnType(spark.DayTimeIntervalType(), pa.duration("us")),
     Decimal: ColumnType(spark.DecimalType(38, 18), pa.decimal128(38, 18)),
     UUID: TEXT._replace(convert=str),
@@ -147,7 +147,7 @@ def _fields(kind: type) -> list[tuple[str, Any]]:
 
 
 def _of_values(values: Sequence[Any]) -> ColumnType:
-    kinds = set(map(type, values))
+    kinds = set(map(type, values)) - {NoneType}
     return _PLAIN[kinds.pop()] if kinds in ({str}, {int}, {bool}) else _JSON
 
 

@@ -201,22 +201,23 @@ def _correlation(commit: Commit) -> str:
 def columns_of(classes: Sequence[type]) -> list[Column]:
     """The columns of events of these classes: what every event has, and their fields. Raises BadColumn."""
     taken = {column.name: column for column in EVENTS}
-    found: dict[str, tuple[Column, type]] = {}
+    found: dict[str, tuple[Column, str, type]] = {}
     for event in classes:
         for column in fields_of(event):
             name = f"event_{column.name}" if column.name.lower() in taken else column.name
             mine = column._replace(name=name, get=_field_of(event, column.get))
-            known, owner = found.setdefault(name.lower(), (mine, event))
+            known, other, owner = found.setdefault(name.lower(), (mine, column.name, event))
             if known is mine:
                 continue
-            if (known.name, known.type.spark) != (name, mine.type.spark):
+            if (other, known.type.spark) != (column.name, mine.type.spark):
                 raise BadColumn(
-                    f"{owner.__module__}.{owner.__qualname__} and {event.__module__}.{event.__qualname__} both have a field "
-                    f"'{column.name}', as {known.type.spark.simpleString()} and as {mine.type.spark.simpleString()}.",
+                    f"{owner.__module__}.{owner.__qualname__} has a field '{other}', of {known.type.spark.simpleString()}, and "
+                    f"{event.__module__}.{event.__qualname__} '{column.name}', of {mine.type.spark.simpleString()}: one column "
+                    f"'{name}' can't hold both.",
                     "Read them as two tables, or rename one field.",
                 )
-            found[name.lower()] = known._replace(get=_either(known.get, mine.get)), owner
-    return [*EVENTS, *(column for column, _ in found.values())]
+            found[name.lower()] = known._replace(get=_either(known.get, mine.get)), other, owner
+    return [*EVENTS, *(column for column, _, _ in found.values())]
 
 
 def columns_by_class(classes: Sequence[type]) -> list[Column]:
@@ -412,9 +413,8 @@ class Batch(DataSourceReader):
         self.wanted = Wanted()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        if self.table.read != "records":
-            for one in filters:
-                self.wanted.take(one)
+        for one in filters:
+            self.wanted.take(one)
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -438,7 +438,8 @@ class Batch(DataSourceReader):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Range)
+        if not isinstance(partition, Range):  # PySpark's own, where there is none to read
+            return iter(())
         return batches(self.sender.enter(), self.sender.topic_id, self.table, self.wanted, partition)
 
 
@@ -500,7 +501,7 @@ def batches(settings: Settings, topic_id: str, table: Table, wanted: Wanted, par
     names = [column.name for column in table.columns]
     schema = pa.schema([(column.name, column.type.arrow) for column in table.columns])
     for rows in _gathered(_rows(settings, topic_id, table, wanted, part)):
-        arrays = [_array(column, rows) for column in table.columns]
+        arrays = [to_arrow(column, rows) for column in table.columns]
         if names:
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
         else:  # count(*)
@@ -518,7 +519,8 @@ def _gathered(parts: Iterable[list[Any]]) -> Iterator[list[Any]]:
         yield gathered
 
 
-def _array(column: Column, rows: Sequence[Any]) -> pa.Array:
+def to_arrow(column: Column, rows: Sequence[Any]) -> pa.Array:
+    """Raises UnfitValue."""
     try:
         return column.array(rows)
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
@@ -585,7 +587,7 @@ class Decoding:
 
     def __init__(self, table: Table, wanted: Wanted) -> None:
         own = {column.name for column in EVENTS}
-        self.as_body = "body" in table.names
+        self.as_body = not table.classes and "body" in table.names
         self.to_event = not self.as_body and bool(table.names - own)
         self.streams = wanted.streams
         self.types: dict[str, dict[str, tuple[str, Callable[[Any], Any] | None] | None]] = {}

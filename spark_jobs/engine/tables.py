@@ -76,8 +76,8 @@ class Log:
         context = getattr(self.spark, "sparkContext", None)  # Spark Connect has none
         if context is not None:
             options["tasks"] = str(context.defaultParallelism)
-        reader = self.spark.read.format("samefold").options(**options)
-        return reader.schema((table.only(columns) if columns else table).schema).load()
+        schema = (table.only(columns) if columns else table).schema
+        return self.spark.read.format("samefold").options(**options).schema(schema).load()
 
 
 def register(spark: SparkSession) -> None:
