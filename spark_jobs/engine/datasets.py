@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own pages do
 from pyspark.sql.types import StructField, StructType
 
@@ -27,7 +27,7 @@ from domain.engine.contexts import contexts
 from infra.errors import SamefoldError, in_words
 from projections.engine.views.view import NAME, version_of
 from spark_jobs.engine.columns import fields_of
-from spark_jobs.engine.source import EVENTS, columns_of, name_of
+from spark_jobs.engine.source import EVENTS, Pin, columns_of, name_of
 from spark_jobs.engine.tables import Log
 
 SILVER = "events"
@@ -60,9 +60,9 @@ class Dataset:
     partitioned_by: tuple[str, ...]
     incremental: bool
     question: str
-    table: Callable[[Log], Any]
+    table: Callable[[Log], Any] | None = None
     event: type | None = None
-    """Of a dataset of an event class."""
+    """Whose dataset it is, instead of a file's function."""
 
 
 def datasets() -> dict[str, Dataset]:
@@ -73,7 +73,7 @@ def datasets() -> dict[str, Dataset]:
 
 
 def silver() -> dict[str, Dataset]:
-    """A dataset of each event class by name, `events/accounts.MoneyDeposited`. Raises BadContext, BadColumn."""
+    """A dataset of each event class by name, `events/rooms.RoomBooked`. Raises BadContext, BadColumn."""
     found = {}
     for context in contexts().values():
         for event in sorted(set(context.events.values()), key=name_of):
@@ -81,26 +81,36 @@ def silver() -> dict[str, Dataset]:
             stored = sorted(name for name, (of, _) in context.readers.items() if of is event)
             shape = repr((stored, [(column.name, column.type.spark.json()) for column in columns_of([event])]))
             name, version = f"{SILVER}/{name_of(event)}", blake2b(shape.encode(), digest_size=6).hexdigest()
-            found[name] = Dataset(name, version, (DAY,), True, inspect.getdoc(event) or "", _events_of(event), event)
+            found[name] = Dataset(name, version, (DAY,), True, inspect.getdoc(event) or "", event=event)
     return found
 
 
-def _events_of(event: type) -> Callable[[Log], DataFrame]:
-    return lambda log: log.events(event).withColumn(DAY, F.expr(_DAY_OF_TIME))
+class Classes:
+    """The rows of event classes, with one reading of the log for all that are read from and to the same positions."""
 
+    def __init__(self, spark: SparkSession, pins: Mapping[type, Pin]) -> None:
+        self._spark, self._pins = spark, pins
+        self._read: dict[str, tuple[DataFrame, dict[str, int]]] = {}
 
-def rows_by_class(log: Log, classes: list[type]) -> DataFrame:
-    """The events of these classes, in one reading of the log; `rows_of` gives those of one class."""
-    return log.table("events", by="class", events=",".join(map(name_of, classes)))
+    def rows(self, event: type) -> tuple[DataFrame, int]:
+        """As the class's dataset has them, and their number. Raises what reading the log raises."""
+        name, pin = name_of(event), str(self._pins[event])
+        if pin not in self._read:
+            together = ",".join(name_of(one) for one, other in self._pins.items() if str(other) == pin)
+            every = Log(self._spark, pin=Pin.parse(pin)).table("events", by="class", events=together).persist()
+            counts = every.groupBy("context", "type").count().collect()
+            self._read[pin] = every, {f"{context}.{kind}": count for context, kind, count in counts}
+        every, numbers = self._read[pin]
+        context, _, kind = name.partition(".")
+        own = zip(fields_of(event), columns_of([event])[len(EVENTS) :], strict=True)
+        fields = [F.col(f"`{name}`.`{field.name}`").alias(column.name) for field, column in own]
+        mine = every.where((F.col("context") == context) & (F.col("type") == kind))
+        chosen = mine.select(*(column.name for column in EVENTS), *fields)
+        return chosen.withColumn(DAY, F.expr(_DAY_OF_TIME)), numbers.get(name, 0)
 
-
-def rows_of(every: DataFrame, event: type) -> DataFrame:
-    """As the class's dataset has them."""
-    context, _, kind = (name := name_of(event)).partition(".")
-    own = zip(fields_of(event), columns_of([event])[len(EVENTS) :], strict=True)
-    fields = [F.col(f"`{name}`.`{field.name}`").alias(column.name) for field, column in own]
-    mine = every.where((F.col("context") == context) & (F.col("type") == kind))
-    return mine.select(*(column.name for column in EVENTS), *fields).withColumn(DAY, F.expr(_DAY_OF_TIME))
+    def close(self) -> None:
+        for every, _ in self._read.values():
+            every.unpersist()
 
 
 def _of_file(name: str) -> Dataset:
@@ -131,7 +141,8 @@ def _of_file(name: str) -> Dataset:
 
 
 def rows(dataset: Dataset, log: Log) -> DataFrame:
-    """What the dataset's function makes of the log; Spark has not run yet. Raises DatasetFailed."""
+    """What a file's function makes of the log; Spark has not run yet. Raises DatasetFailed."""
+    assert dataset.table is not None, "an event class's rows are of Classes"
     try:
         made = dataset.table(log)
     except SamefoldError:

@@ -32,6 +32,7 @@ from projections.engine.fold.as_of import Cut
 from projections.engine.rebuild.claims import CLAIM_S, by_whom, session_name, try_claim
 from spark_jobs.engine.datasets import (
     SILVER,
+    Classes,
     Dataset,
     UnknownDataset,
     datasets,
@@ -141,24 +142,32 @@ def update(
         found = {name: lake.manifest(name) for name in asked}
         _require_topic(found, topic)
         was = {name: one for name, one in found.items() if one and one.version == asked[name].version}
-        run = _Run(lake, _prepared(spark), pin, connection, [one.positions for one in was.values()])
+        run = _Run(lake, _prepared(spark), pin, connection, asked, was)
         progress.begin("update", len(asked))
         done = []
-        for name, dataset in asked.items():
-            lake.sweep(name)
-            done.append(run.update(dataset, was.get(name)))
+        for dataset in asked.values():
+            lake.sweep(dataset.name)
+            done.append(run.update(dataset))
             progress.advance(1)
+        run.classes.close()
         return done
 
 
 class _Run:
-    """Brings datasets up to one end of the log."""
+    """Brings datasets up to one end of the log. `was` are those that go on from where they are."""
 
     def __init__(
-        self, lake: Lake, spark: SparkSession, pin: Pin, connection: Connection, known: list[Mapping[int, Reading]]
+        self,
+        lake: Lake,
+        spark: SparkSession,
+        pin: Pin,
+        connection: Connection,
+        asked: Mapping[str, Dataset],
+        was: Mapping[str, Manifest],
     ) -> None:
-        self.lake, self.spark, self.pin, self.connection = lake, spark, pin, connection
-        self.ends = self._ends(known)
+        self.lake, self.spark, self.pin, self.connection, self.was = lake, spark, pin, connection, was
+        self.ends = self._ends([one.positions for one in was.values()])
+        self.classes = Classes(spark, {one.event: self._pin(one) for one in asked.values() if one.event})
 
     def _ends(self, known: list[Mapping[int, Reading]]) -> dict[int, Reading]:
         """The reading states at the log's end, read from the latest that datasets know."""
@@ -168,18 +177,23 @@ class _Run:
         found = Log(self.spark, pin=self.pin._replace(begins=begins)).table("ends").collect()
         return begins | {partition: Reading(*reading) for partition, *reading in found}
 
-    def update(self, dataset: Dataset, was: Manifest | None) -> Updated:
-        is_new = was is None or was.positions != self.ends
-        if was and not is_new and (dataset.incremental or was.code == CODE_DIGEST):
+    def _pin(self, dataset: Dataset) -> Pin:
+        was = self.was.get(dataset.name)
+        return self.pin._replace(begins=was.positions if was and dataset.incremental else {})
+
+    def update(self, dataset: Dataset) -> Updated:
+        was = self.was.get(dataset.name)
+        if was and was.positions == self.ends and (dataset.incremental or was.code == CODE_DIGEST):
             return Updated(dataset.name, "unchanged", 0, len(was.files), sum(one.size for one in was.files))
-        begins = was.positions if was and dataset.incremental else {}
         try:
-            made = rows(dataset, Log(self.spark, pin=self.pin._replace(begins=begins)))
-            return self._write(dataset, made, was)
+            if dataset.event is None:
+                return self._write(dataset, rows(dataset, Log(self.spark, pin=self._pin(dataset))), was)
+            made, count = self.classes.rows(dataset.event)
+            return self._write(dataset, made, was, is_empty=not count)
         except PySparkException as error:
             raise failed(dataset.name, error) from error
 
-    def _write(self, dataset: Dataset, made: DataFrame, was: Manifest | None) -> Updated:
+    def _write(self, dataset: Dataset, made: DataFrame, was: Manifest | None, *, is_empty: bool = False) -> Updated:
         name, columns = dataset.name, text_of(made.schema)
         if was and (was.columns, was.partitioned_by) != (columns, dataset.partitioned_by):
             raise DatasetChanged(
@@ -189,9 +203,10 @@ class _Run:
             )
         kept = was.files if was and dataset.incremental else ()
         run, url = self.lake.new_run(name)
-        writer = made.hint("rebalance", *dataset.partitioned_by).write.partitionBy(*dataset.partitioned_by)
-        writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(url)
-        new = self.lake.written(name, run)
+        if not is_empty:
+            writer = made.hint("rebalance", *dataset.partitioned_by).write.partitionBy(*dataset.partitioned_by)
+            writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(url)
+        new = [] if is_empty else self.lake.written(name, run)
         reach("dataset written")
         files = self._compacted(name, run, [*kept, *new])
         self.connection.execute("select")  # the lock is held: nobody else has changed the dataset
@@ -278,17 +293,23 @@ def verify(
     found = {name: lake.manifest(name) for name in asked}
     _require_topic(found, topic)
     there = {name: one for name, one in found.items() if one and one.version == asked[name].version}
+    pins = {
+        name: Pin(settings.kafka, topic.id, {partition: Cut(at.next_offset) for partition, at in one.positions.items()})
+        for name, one in there.items()
+    }
+    classes = Classes(own, {event: pins[name] for name in there if (event := asked[name].event)})
     progress.begin("verify", len(there))
     done = []
     for name, manifest in there.items():
-        ends = {partition: Cut(at.next_offset) for partition, at in manifest.positions.items()}
+        event = asked[name].event
         try:
-            expected = rows(asked[name], Log(own, pin=Pin(settings.kafka, topic.id, ends)))
+            expected = classes.rows(event)[0] if event else rows(asked[name], Log(own, pin=pins[name]))
             wanted, real = _digest(expected), _digest(_stored(lake, own, name, manifest, expected.schema))
         except PySparkException as error:
             raise failed(name, error) from error
         done.append(Verified(name, real[0], wanted[0], real != wanted))
         progress.advance(1)
+    classes.close()
     return done
 
 

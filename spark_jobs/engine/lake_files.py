@@ -1,8 +1,8 @@
 """The lake's files: a folder of Parquet files for each dataset, and its manifest, which says which files those are.
 
-A run writes its files where no reader looks, below `_samefold`. In a folder, a dataset is a link to the newest run's folder, in
-which the files that stay are too, by hard links. To move the link is one step: whatever reads Parquet has the dataset before the run
-or after it. An object store has no links: there the manifest, one object, says which files a dataset has.
+A run writes its files where no reader looks, below `_samefold`. In a folder, a dataset is a link to the newest run's folder, which
+also has the files that stay, by hard links. To move the link is one step: whatever reads Parquet has the dataset before the run or
+after it. An object store has no links: there the manifest, one object, says which files a dataset has.
 
 The files of the run before stay until the next run, for those who read them.
 """

@@ -68,6 +68,14 @@ def policy(
     _print(_parts().policy(name, context))
 
 
+@app.command()
+def dataset(
+    name: Annotated[str, typer.Argument(help="In lower case, such as nights_by_month.")], context: Context = None
+) -> None:
+    """Write a dataset of the lake, spark_jobs/NAME.py: a table of an event of a context, for analysts."""
+    _print(_parts().dataset(name, context))
+
+
 def _parts() -> Parts:
     return Parts(Path(__file__).parents[2])
 

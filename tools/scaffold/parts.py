@@ -1,4 +1,4 @@
-"""Write parts of a service: a context, an event, a command, a view or a policy, each with its test.
+"""Write parts of a service: a context, an event, a command, a view, a policy or a dataset, each with its test.
 
 Existing files get lines inserted at places that their syntax tree shows; the rest of the file stays as it is.
 """
@@ -199,6 +199,20 @@ class Parts:
                 f"Unless the service has never run: `samefold policies switch {name}`, after the restart. "
                 "The policy reacts to what happens from then on.",
             ],
+        )
+
+    def dataset(self, name: str, context: str | None) -> Written:
+        """Raises BadName, AlreadyThere, NoPlace."""
+        module(name, "a dataset", "nights_by_month")
+        if name == "events" or (self.root / "spark_jobs" / name).exists():
+            raise BadName(f"The name '{name}' is reserved.", "Choose another name for the dataset.")
+        context = self._context(context)
+        event = Source(self.root / "domain" / f"{context}.py").members("Event")[0]
+        names, known = names_of(context), {"DATASET": name, "EVENT": event}
+        file, test = f"spark_jobs/{name}.py", f"tests/test_dataset_{name}.py"
+        return Written(
+            self._write({file: _filled("dataset", names, known), test: _filled("test_dataset", names, known)}),
+            [f"Edit {file}: its question, and the columns that answer it.", f"`samefold lake update {name}` makes it."],
         )
 
     def _context(self, name: str | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import duckdb
@@ -26,7 +27,9 @@ def bank(world: Settings, spark_place: Path, tmp_path: Path) -> Bookkeeper:
 
 def read(world: Settings, name: str, columns: str) -> list[tuple[object, ...]]:
     """As DuckDB sees it, which knows nothing of Samefold."""
-    return duckdb.sql(f"select {columns} from '{world.lake}/{name}/**/*.parquet'").fetchall()
+    found = duckdb.sql(f"select {columns} from '{world.lake}/{name}/**/*.parquet'")
+    assert found is not None
+    return found.fetchall()
 
 
 def test_an_update_writes_a_table_of_each_event_class_and_the_datasets(
