@@ -108,7 +108,7 @@ SMALL = {"spark.executor.memory": "512m", "spark.executor.extraJavaOptions": "-X
 
 
 def spark_submit(master: str, script: str, *arguments: str, settings: Settings, cwd: Path) -> Any:
-    """A script of `spark_jobs/engine/`, as an operator runs it; the driver's settings are in its environment."""
+    """A script of `spark_jobs/engine/`, or of this path, as an operator runs it; the driver's settings are in its environment."""
     conf = [part for name, value in SMALL.items() for part in ("--conf", f"{name}={value}")]
     ui = ["--conf", "spark.ui.enabled=false", "--conf", "spark.driver.host=127.0.0.1"]
     return subprocess.run(

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from infra.database.connect import connect
@@ -19,6 +20,7 @@ from infra.settings import Settings
 from tests.engine.bookkeeper import Bookkeeper, folded_lives
 from tests.engine.projections.bankviews import live_table, rows
 from tests.engine.spark.spark_cluster import Cluster, plain_environment, spark_submit
+from tests.engine.spark.test_source import event_rows
 from tools.testing.fixtures import ROOT
 
 ACCOUNTS = [str(number) for number in range(30)]
@@ -101,6 +103,7 @@ def test_a_lost_executor_and_speculation_write_each_row_once(
 @pytest.mark.slow
 def test_a_script_is_run_by_spark_submit(bank: Bookkeeper, tmp_path: Path) -> None:
     assert_rebuilds("local[2]", bank.world, tmp_path)
+    assert_asks("local[2]", bank.world, tmp_path)
 
 
 @pytest.mark.prove(part="chaos")
@@ -108,6 +111,7 @@ def test_the_same_scripts_are_run_on_a_cluster(bank: Bookkeeper, cluster: Cluste
     world = bank.world
     cluster.settings_for(world)
     assert_rebuilds(cluster.url, world, tmp_path)
+    assert_asks(cluster.url, world, tmp_path)
     with connect(world, "vandal") as db:
         db.execute("delete from balances_v2 where account = '7'")
     verified = spark_submit(cluster.url, "verify.py", "balances", "--json", settings=world, cwd=tmp_path)
@@ -127,6 +131,26 @@ def assert_rebuilds(master: str, world: Settings, folder: Path) -> None:
     assert live_table(world, "statement") == "statement_v2_r2"
     assert rows(world, "statement_v2_r2") == live
     assert world.database not in rebuilt.stderr
+
+
+ASKED = """
+from pyspark.sql import SparkSession
+
+from domain.accounts import MoneyDeposited
+from spark_jobs import events
+
+spark = SparkSession.builder.getOrCreate()
+print(events(spark, MoneyDeposited).agg({"cents": "sum"}).first()[0])
+"""
+
+
+def assert_asks(master: str, world: Settings, folder: Path) -> None:
+    """A file of an author's asks the log a question."""
+    (folder / "asked.py").write_text(ASKED)
+    asked = spark_submit(master, str(folder / "asked.py"), settings=world, cwd=folder)
+    assert asked.returncode == 0, asked.stderr
+    deposits = (event.data for _, event in event_rows(world) if event.type == "MoneyDeposited")
+    assert int(asked.stdout.splitlines()[-1]) == sum(msgspec.json.decode(data)["cents"] for data in deposits) > 0
 
 
 def _printed(output: str) -> Any:

@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from domain.accounts import MoneyDeposited
+from infra.archive import marks
 from infra.log import topics
 from infra.settings import Settings
 from projections.engine.fold.as_of import Cut
 from projections.engine.rebuild.folded import counted_to
 from spark_jobs import register
-from tests.engine.bookkeeper import DAY, Bookkeeper
+from spark_jobs.engine.source import Range, Stream, Table, Wanted, batches
+from tests.engine.bookkeeper import DAY, Bookkeeper, fold_all
 from tests.engine.spine import in_a_transaction, set_up
 
 if TYPE_CHECKING:
@@ -60,6 +63,34 @@ def a_batch(spark: Any, checkpoint: Path, most: int) -> list[Event] | None:
     return held[0] if held else None
 
 
+def test_a_task_that_begins_anywhere_has_the_events_from_there_on(
+    world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a mark, from the log's start, or from where the task before it ended."""
+    monkeypatch.setattr(marks, "EVERY", 20)
+    set_up(world)
+    first = Bookkeeper(world)
+    first.life([str(number) for number in range(4)], 30)
+    for partition in range(world.partitions):
+        first.garbage(partition)
+    Bookkeeper(world).life([str(number) for number in range(4, 8)], 20)  # an opening in each partition
+    first.commit("1", MoneyDeposited(cents=7, on=DAY))  # superseded: void
+    first.flush()
+    fold_all(world, most=15)
+    topic, every = topics.describe(world, world.events_topic), counted_events(world)
+    assert marks.between(world, topic, 0, 0, topic.end[0]), "there are marks"
+    table = Table.of({}).only(["partition", "offset", "stream", "version"])
+    for partition, end in topic.end.items():
+        for begin in (*range(0, end, 3), end - 1, end):
+            part = Range(partition, begin, Cut(end))
+            read = [
+                tuple(row.values())
+                for batch in batches(world, topic.id, table, Wanted(), part)
+                for row in batch.to_pylist()
+            ]
+            assert read == [one for one in every if one[0] == partition and one[1] >= begin]
+
+
 @pytest.mark.slow
 def test_a_stream_restarted_at_each_batch_gives_each_counted_event_once(
     world: Settings, spark_engine: Spark, tmp_path: Path
@@ -79,3 +110,14 @@ def test_a_stream_restarted_at_each_batch_gives_each_counted_event_once(
     while (batch := a_batch(spark, tmp_path, 12)) is not None:
         came += batch
     assert sorted(came) == counted_events(world)
+
+
+def test_a_stream_of_another_topic_is_not_gone_on_with(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_up(world)
+    for name, value in world.environment().items():
+        monkeypatch.setenv(name, value)
+    stream = Stream({}, Table.of({}))
+    start = stream.initialOffset()
+    assert stream.latestOffset(start, ReadAllAvailable()) == start
+    with pytest.raises(topics.TopicChanged, match="another"):
+        stream.latestOffset({**start, "topic": "another"}, ReadAllAvailable())
