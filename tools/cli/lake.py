@@ -7,7 +7,7 @@ from rich.filesize import decimal
 
 from infra.settings import Settings
 from tools.cli import Json, Master, Yes, new_app
-from tools.terminal import Output, Stages, Text, plain, show, table
+from tools.terminal import Output, Stages, Text, show, table
 
 app = new_app(__doc__, no_args_is_help=True)
 Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]…", help="Datasets; `events` is all event classes.")]
@@ -26,10 +26,10 @@ def update(names: Names = None, master: Master = None, as_json: Json = False) ->
     def text(found: dict[str, Any]) -> Output:
         changed = [one for one in found["datasets"] if one["what"] != "unchanged"]
         for one in changed:
-            yield f"{one['name']}: {one['what']}, {one['rows']:,} rows; {one['files']:,} files, {decimal(one['size'])}"
+            yield f"{one['name']}: {one['what']}, {one['rows']:,} rows"
         yield f"{len(changed):,} datasets written, {len(found['datasets']) - len(changed):,} unchanged: {found['url']}"
 
-    show({"url": settings.lake, "datasets": plain(done)}, text, as_json=as_json)
+    show({"url": settings.lake, "datasets": done}, text, as_json=as_json)
 
 
 @app.command()
@@ -48,10 +48,8 @@ def status(as_json: Json = False) -> None:
 
 
 def _line(one: dict[str, Any]) -> tuple[str, ...]:
-    if one["state"] == "missing":
-        return one["name"], one["state"], "", "", "", "", ""
     numbers = (f"{one['rows']:,}", f"{len(one['files']):,}", decimal(one["bytes"]), f"{one['behind']:,}")
-    return one["name"], one["state"], *numbers, one["at"][:19].replace("T", " ")
+    return one["name"], one["state"], *numbers, (one["at"] or "")[:19].replace("T", " ")
 
 
 @app.command()
@@ -63,7 +61,7 @@ def verify(names: Names = None, master: Master = None, as_json: Json = False) ->
     settings = Settings()
     with lake_session(settings, master) as spark, Stages(quiet=as_json) as stages:
         done = run(settings, spark, names or [], progress=stages)
-    wrong = sum(one.differs for one in done)
+    wrong = sum(one["differs"] for one in done)
 
     def text(found: dict[str, Any]) -> Output:
         for one in found["datasets"]:
@@ -73,7 +71,7 @@ def verify(names: Names = None, master: Master = None, as_json: Json = False) ->
                 )
         yield f"{len(found['datasets']):,} datasets compared, {found['differences']:,} differ"
 
-    show({"differences": wrong, "datasets": plain(done)}, text, as_json=as_json)
+    show({"differences": wrong, "datasets": done}, text, as_json=as_json)
     if wrong:
         raise typer.Exit(1)
 

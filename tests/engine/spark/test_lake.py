@@ -1,48 +1,455 @@
-"""make test + test-all: the lake."""
+"""make test + test-all: what needs Spark anyway; processes of their own and kills take longer.
+
+The lake: its tables are the fold of the log, whole at any moment for readers that know nothing of Samefold, whatever is killed.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
+from threading import Event as Flag
+from typing import Any
 
 import duckdb
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+import spark_jobs
+from domain.accounts import MoneyDeposited
+from infra.archive.whole_log import read_range
+from infra.database.connect import DatabaseUnavailable
+from infra.errors import NotConfigured, SamefoldError
+from infra.log.rule import START, read
+from infra.log.topics import TopicChanged
+from infra.processes import faultpoints
+from infra.processes.faultpoints import LAKE, Point
 from infra.settings import Settings
-from spark_jobs.engine import lake
-from tests.engine.bookkeeper import Bookkeeper
-from tests.engine.spine import set_up
+from spark_jobs.engine import lake, lake_files
+from spark_jobs.engine.datasets import BadDataset, DatasetFailed, datasets
+from spark_jobs.engine.lake import DatasetChanged, LakeBusy, lake_session, update, verify
+from spark_jobs.engine.lake_files import DATA, HIDDEN, Lake, LakeUnavailable
+from tests.engine.bookkeeper import DAY, Bookkeeper
+from tests.engine.infra.archives import struck
+from tests.engine.spine import beside, set_up
+from tests.engine.tools.service_trees import Tree, copy_of_this_tree
 from tools.testing.fixtures import Samefold, dev_env
+from tools.testing.waiting import DEADLINE_S
+
+DEPOSITS, OPENINGS, TURNOVER = "events/accounts.MoneyDeposited", "events/accounts.AccountOpened", "monthly_turnover"
+ACCOUNTS = [str(number) for number in range(6)]
 
 
 @pytest.fixture
 def bank(world: Settings, spark_place: Path, tmp_path: Path) -> Bookkeeper:
+    """A bank whose lake is a folder."""
     world = world.model_copy(update={"lake_url": str(tmp_path / "lake")})
     (spark_place / "dev.env").write_text(dev_env(world))
     set_up(world)
     return Bookkeeper(world)
 
 
-def read(world: Settings, name: str, columns: str) -> list[tuple[object, ...]]:
-    """As DuckDB sees it, which knows nothing of Samefold."""
-    found = duckdb.sql(f"select {columns} from '{world.lake}/{name}/**/*.parquet'")
+def by_duckdb(world: Settings, name: str, columns: str) -> list[Any]:
+    found = duckdb.sql(f"select {columns} from '{world.lake}/{name}/**/*.parquet' order by all")
     assert found is not None
     return found.fetchall()
 
 
-def test_an_update_writes_a_table_of_each_event_class_and_the_datasets(
-    bank: Bookkeeper, spark: SparkSession, samefold: Samefold
+def by_pandas(world: Settings, name: str) -> pd.DataFrame:
+    return pd.read_parquet(Path(world.lake) / name)
+
+
+def deposits_of_the_log(world: Settings, ends: dict[int, int]) -> list[tuple[Any, ...]]:
+    """By a fold of its own: where each deposit that counts is, and how much it was."""
+    return sorted(
+        (partition, counted.offset, json.loads(bytes(event.data))["cents"])
+        for partition, end in ends.items()
+        for counted in read(START, chain(*read_range(world, world.events_topic, partition, 0, end)))[1]
+        for event in counted.commit.events
+        if event.type == "MoneyDeposited"
+    )
+
+
+def is_exact(world: Settings) -> int:
+    """Both readers see the deposits of the log up to the manifest's positions, each once; how many."""
+    manifest = Lake(world).manifest(DEPOSITS)
+    assert manifest is not None
+    expected = deposits_of_the_log(world, {p: at.next_offset for p, at in manifest.positions.items()})
+    assert by_duckdb(world, DEPOSITS, 'partition, "offset", cents') == expected
+    table = by_pandas(world, DEPOSITS)
+    assert sorted(zip(table.partition, table.offset, table.cents, strict=True)) == expected
+    return len(expected)
+
+
+class Killed(BaseException):
+    """Where a process would have died."""
+
+
+@contextmanager
+def killed_at(point: Point, nth: int = 1) -> Iterator[None]:
+    left = nth
+
+    def hook(at: Point) -> None:
+        nonlocal left
+        left -= at == point
+        if at == point and not left:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(faultpoints, "hook", hook)
+        try:
+            yield
+        except Killed:
+            return
+    pytest.fail(f"'{point}' was not reached")
+
+
+def test_killed_at_each_step_beside_live_traffic_readers_see_each_event_once(
+    bank: Bookkeeper, spark: SparkSession
 ) -> None:
+    world, over, some = bank.world, Flag(), [DEPOSITS, TURNOVER]
+
+    def live() -> None:
+        while not over.wait(0.05):
+            bank.life(ACCOUNTS, 5)
+            bank.garbage(1)
+            bank.commit("1", MoneyDeposited(cents=1_000_000, on=DAY), epoch=9)  # void, and so are those behind it
+            bank.life(["1"], 2)
+            for partition in range(world.partitions):
+                bank.open(partition)
+
+    bank.life(ACCOUNTS, 5)
+    with beside(live, over.set):
+        update(world, spark, some)
+        seen = is_exact(world)
+        for point in LAKE:
+            with killed_at(point):
+                update(world, spark, some)
+            if point == "dataset committed":
+                assert is_exact(world) > seen
+            else:
+                assert is_exact(world) == seen
+                assert len(list(Path(world.lake, HIDDEN, DEPOSITS, DATA).rglob("*.parquet"))) > len(
+                    list(Path(world.lake, DEPOSITS).rglob("*.parquet"))
+                )
+            update(world, spark, some)
+            assert is_exact(world) > seen
+            seen = is_exact(world)
+    update(world, spark, some)
+    is_exact(world)
+    assert [one["differs"] for one in verify(world, spark, some)] == [False, False]
+    moved = by_duckdb(world, DEPOSITS, "count(*)")[0][0]
+    assert by_pandas(world, TURNOVER).movements.sum() > moved
+    Lake(world).sweep(DEPOSITS)
+    left = {path.name for path in Path(world.lake, HIDDEN, DEPOSITS).rglob("*.parquet")}
+    assert left == {path.name for path in Path(world.lake, DEPOSITS).rglob("*.parquet")}
+
+
+def test_all_tables_are_there_without_any_file_and_an_update_writes_only_what_is_new(
+    bank: Bookkeeper, spark: SparkSession, samefold: Samefold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lake, "MANY", 2)
     world = bank.world
+    assert {one["rows"] for one in update(world, spark)} == {0}, "a log of no commits"
+    bank.life(ACCOUNTS, 5)
+    done = {one["name"]: (one["what"], one["rows"]) for one in update(world, spark)}
+    assert done.keys() == datasets().keys()
+    assert done[DEPOSITS] == ("added", 18)
+    bank.commit("1", MoneyDeposited(cents=7, on=DAY), by="ada")
+    bank.flush()
+    done = {one["name"]: (one["what"], one["rows"]) for one in update(world, spark)}
+    assert (done[DEPOSITS], done[OPENINGS], done[TURNOVER]) == (("added", 1), ("added", 0), ("made", 6))
+    assert {one["what"] for one in update(world, spark)} == {"unchanged"}
+    assert not any(one["differs"] for one in verify(world, spark))
+    assert is_exact(world) == 19
+    assert len(list(Path(world.lake, DEPOSITS).rglob("*.parquet"))) == 1, "compacted"
+    [columns] = by_duckdb(world, DEPOSITS, 'stream, id, "by", type, cents, details.purpose, day = "time"::date')[-1:]
+    assert columns == ("accounts/5", "5", None, "MoneyDeposited", 15, "rent", True)
+    told = json.loads(samefold("lake", "status", "--json", settings=world).stdout)["datasets"]
+    assert {(one["state"], one["behind"]) for one in told} == {("ready", 0)}
+    assert "monthly_turnover" in samefold("lake", "status", settings=world).stdout
+    assert samefold("lake", "drop", TURNOVER, "--yes", settings=world).returncode == 0
+    assert TURNOVER not in Lake(world).names()
+    assert samefold("lake", "drop", TURNOVER, "--yes", settings=world).returncode == 2
+
+
+def test_verify_finds_a_row_that_is_missing_and_one_that_is_there_twice(bank: Bookkeeper, spark: SparkSession) -> None:
+    world = bank.world
+    bank.life(ACCOUNTS, 5)
+    update(world, spark, [DEPOSITS])
+    [file] = Path(world.lake, DEPOSITS).rglob("*.parquet")
+    for checksum in Path(world.lake, HIDDEN).rglob("*.crc"):  # Hadoop's own
+        checksum.unlink()
+    table = pq.read_table(file, partitioning=None)
+    cents = table.schema.get_field_index("cents")
+    other = table.set_column(cents, table.schema.field(cents), [[*table["cents"].to_pylist()[:-1], 1]])
+    for changed in (table[1:], pa.concat_tables([table, table[:1]]), other):
+        pq.write_table(changed, file)
+        assert [one["differs"] for one in verify(world, spark, [DEPOSITS])] == [True]
+
+
+def test_where_there_are_no_links_the_manifest_says_which_files_count(
+    bank: Bookkeeper, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lake, "has_links", False)
+    world, some = bank.world, [DEPOSITS, TURNOVER]
+    for name in some:
+        Path(world.lake, name).mkdir(parents=True)  # an object store has no folders
+    for _ in range(2):
+        bank.life(ACCOUNTS, 5)
+        update(world, spark, some)
+        with killed_at("dataset written"):
+            bank.life(ACCOUNTS, 5)
+            update(world, spark, some)
+        assert [one["differs"] for one in verify(world, spark, some)] == [False, False]
+        listed = next(one for one in lake.status(world) if one["name"] == DEPOSITS)
+        found = duckdb.read_parquet([url.removeprefix("file://") for url in listed["files"]])
+        assert len(found) == len(deposits_of_the_log(world, listed["positions"])) == listed["rows"]
+    lake.drop(world, some)
+    assert Lake(world).names() == []
+
+
+def test_a_second_run_is_refused_and_says_by_whom(bank: Bookkeeper, spark: SparkSession) -> None:
+    with lake.opened(bank.world, "update"), pytest.raises(LakeBusy, match="samefold lake update, pid"):
+        update(bank.world, spark)
+
+
+def test_a_run_that_lost_its_lock_changes_nothing(
+    bank: Bookkeeper, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bank.life(ACCOUNTS, 5)
+    monkeypatch.setattr(faultpoints, "hook", lambda _: end_sessions(bank.world))
+    with pytest.raises(DatabaseUnavailable):
+        update(bank.world, spark, [DEPOSITS])
+    assert Lake(bank.world).names() == []
+
+
+def end_sessions(world: Settings) -> None:
+    import psycopg
+
+    with psycopg.connect(world.database, autocommit=True) as db:
+        db.execute(
+            "select pg_terminate_backend(pid, 5000) from pg_stat_activity "
+            "where datname = current_database() and application_name like 'samefold lake%'"
+        )
+
+
+def test_a_recreated_topic_is_refused(bank: Bookkeeper, spark: SparkSession) -> None:
+    world = bank.world
+    bank.life(ACCOUNTS, 1)
+    update(world, spark, [DEPOSITS])
+    manifest = Lake(world).manifest(DEPOSITS)
+    assert manifest is not None
+    file = Path(world.lake, DEPOSITS, lake_files.MANIFEST)
+    file.write_text(file.read_text().replace(manifest.topic_id, "another"))
+    with pytest.raises(TopicChanged, match="drop"):
+        update(world, spark, [DEPOSITS])
+
+
+# ── the author's datasets ──
+
+
+@pytest.fixture
+def author(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Writes a file of spark_jobs/, and forgets the one before."""
+    folder = tmp_path / "spark_jobs"
+    folder.mkdir()
+    monkeypatch.setattr(spark_jobs, "__path__", [*spark_jobs.__path__, str(folder)])
+
+    def write(text: str, name: str = "mine") -> None:
+        sys.modules.pop(f"spark_jobs.{name}", None)
+        shutil.rmtree(folder / "__pycache__", ignore_errors=True)
+        (folder / f"{name}.py").write_text(text)
+
+    yield write
+    sys.modules.pop("spark_jobs.mine", None)
+    vars(spark_jobs).pop("mine", None)
+
+
+HEAD = """
+from pyspark.sql import functions as F
+from domain.accounts import MoneyDeposited
+VERSION = 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("VERSION = 1", "no function `table"),
+        ("VERSION = 1\ndef table(): ...", "no function `table"),
+        ("def table(log): ...", "has no VERSION"),
+        ("VERSION = 1\nPARTITIONED_BY = 'day'\ndef table(log): ...", "PARTITIONED_BY = 'day'"),
+        ("VERSION = 1\nINCREMENTAL = 1\ndef table(log): ...", "INCREMENTAL = 1"),
+        ("import not_there", "No module named 'not_there'"),
+        ("def", "SyntaxError"),
+    ],
+)
+def test_a_file_that_is_no_dataset_is_named(author: Callable[..., None], text: str, told: str) -> None:
+    author(text)
+    with pytest.raises(BadDataset, match=f"spark_jobs/mine.py.*{told}"):
+        datasets()
+
+
+@pytest.mark.parametrize("name", ["my-dataset", "events", "Über", "a.b"])
+def test_a_name_that_is_none_is_refused(author: Callable[..., None], name: str) -> None:
+    author("VERSION = 1\ndef table(log): ...", name)
+    with pytest.raises(BadDataset, match=f"{name}.py can't be a dataset"):
+        datasets()
+
+
+def test_a_dataset_that_fails_is_named(bank: Bookkeeper, spark: SparkSession, author: Callable[..., None]) -> None:
+    bank.life(ACCOUNTS, 1)
+    for body, told in [
+        ("raise ValueError('no idea')", "'mine' could not be made: ValueError: no idea"),
+        ("return None", "returned NoneType"),
+        ("return log.events(MoneyDeposited).collect()", "returned list"),
+        ("return log.events(MoneyDeposited).select('nowhere')", "'mine' could not be made: .*nowhere"),
+        ("return log.events(MoneyDeposited).select(F.raise_error(F.lit('odd')))", "'mine' could not be made: .*odd"),
+        ("return log.events(MoneyDeposited).select(F.udf(lambda _: 1 / 0, 'double', useArrow=False)('id'))",
+         "'mine' could not be made: ZeroDivisionError: division by zero"),
+        ("return log.events(MoneyDeposited).select('id', 'id')", "'mine' could not be made: .*id"),
+    ]:  # fmt: skip
+        author(f"{HEAD}\ndef table(log):\n    {body}\n")
+        with pytest.raises(DatasetFailed, match=told):
+            update(bank.world, spark, ["mine"])
+    author(f"{HEAD}PARTITIONED_BY = ('month',)\ndef table(log):\n    return log.events(MoneyDeposited)\n")
+    with pytest.raises(DatasetFailed, match="without 'month'"):
+        update(bank.world, spark, ["mine"])
+    assert Lake(bank.world).names() == []
+    with pytest.raises(BadDataset, match="no dataset 'yours'"):
+        update(bank.world, spark, ["yours"])
+
+
+def test_columns_change_with_the_version_only(
+    bank: Bookkeeper, spark: SparkSession, author: Callable[..., None]
+) -> None:
+    table = "def table(log):\n    return log.events(MoneyDeposited, columns=['id', 'cents'])"
+    author(f"{HEAD}{table}")
+    bank.life(ACCOUNTS, 5)
+    update(bank.world, spark, ["mine"])
+    for change in (".withColumnRenamed('cents', 'amount')", ".withColumn('cents', F.col('cents').cast('int'))"):
+        author(f"{HEAD}{table}{change}")
+        bank.life(ACCOUNTS, 5)
+        with pytest.raises(DatasetChanged, match="Raise its VERSION"):
+            update(bank.world, spark, ["mine"])
+        assert by_duckdb(bank.world, "mine", "count(*), sum(cents)") == [(18, 225)]
+    author(f"{HEAD}VERSION = 2\n{table}{change}")
+    update(bank.world, spark, ["mine"])
+    assert by_duckdb(bank.world, "mine", "count(*), typeof(any_value(cents))") == [(18 * 3, "INTEGER")]
+
+
+def test_an_incremental_dataset_gets_only_what_is_new(
+    bank: Bookkeeper, spark: SparkSession, author: Callable[..., None]
+) -> None:
+    author(f"{HEAD}INCREMENTAL = True\ndef table(log):\n    return log.events(MoneyDeposited).select('id', 'cents')")
     for rounds in (1, 2):
-        bank.life(["1", "2", "3"], 10)
-        done = {one.name: one for one in lake.update(world, spark)}
-        assert done["events/accounts.MoneyDeposited"].rows == 18
-        assert read(world, "events/accounts.MoneyDeposited", "count(*), sum(cents)") == [(18 * rounds, 198 * rounds)]
-        turnover = pd.read_parquet(Path(world.lake) / "monthly_turnover")
-        assert int(turnover.movements.sum()) == 24 * rounds
-    assert not any(one.differs for one in lake.verify(world, spark))
-    told = json.loads(samefold("lake", "status", "--json", settings=world).stdout)
-    assert {one["state"] for one in told["datasets"]} == {"ready"}
+        bank.life(ACCOUNTS, 5)
+        assert [one["rows"] for one in update(bank.world, spark, ["mine"])] == [18]
+        assert by_duckdb(bank.world, "mine", "count(*)") == [(18 * rounds,)]
+    assert [one["differs"] for one in verify(bank.world, spark, ["mine"])] == [False]
+    author(
+        f"{HEAD}INCREMENTAL = True\ndef table(log):\n    return log.events(MoneyDeposited).groupBy('id').count()",
+        "mine",
+    )
+    author(
+        f"{HEAD}VERSION = 2\nINCREMENTAL = True\ndef table(log):\n    return log.events(MoneyDeposited).groupBy('id').count()"
+    )
+    for _ in range(2):
+        bank.life(ACCOUNTS, 5)
+        update(bank.world, spark, ["mine"])
+    assert [one["differs"] for one in verify(bank.world, spark, ["mine"])] == [True], "its pieces are not the whole"
+
+
+# ── stores ──
+
+
+def test_a_full_disk_is_named_and_readers_keep_what_they_had(
+    bank: Bookkeeper, spark: SparkSession, tmp_path: Path
+) -> None:
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", place], check=False, capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("a small file system takes the right to mount one")
+    world = bank.world.model_copy(update={"lake_url": str(place / "lake")})
+    try:
+        bank.life(ACCOUNTS, 5)
+        update(world, spark, [DEPOSITS])
+        with (place / "filling").open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        bank.life(ACCOUNTS, 400)
+        with pytest.raises(DatasetFailed, match="no space is left"):
+            update(world, spark, [DEPOSITS])
+        assert is_exact(world) == 18
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+@pytest.mark.parametrize("url", ["nowhere://lake", "/proc/lake"])
+def test_a_store_that_is_not_there_is_named(world: Settings, url: str) -> None:
+    world = world.model_copy(update={"lake_url": url})
+    with pytest.raises(LakeUnavailable, match=url):
+        Lake(world).commit("mine", lake_files.Manifest("1", "", "", {}, "", (), ()))
+
+
+@pytest.mark.parametrize("url", ["s3://user:secret@lake", "https://lake/?signature=1"])
+def test_credentials_in_the_url_are_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(SamefoldError, match="lake_url holds credentials") as error:
+        Settings(lake_url=url)
+    assert "secret" not in str(error.value)
+
+
+def test_a_cluster_needs_a_url(world: Settings) -> None:
+    with pytest.raises(NotConfigured, match="SAMEFOLD_LAKE_URL is not set"), lake_session(world, "spark://master:7077"):
+        pass
+
+
+# ── processes of their own ──
+
+
+@pytest.mark.slow
+def test_a_killed_process_leaves_nothing_that_a_reader_sees(bank: Bookkeeper, spark: SparkSession) -> None:
+    world = bank.world
+    bank.life(ACCOUNTS, 5)
+    update(world, spark, [DEPOSITS])
+    bank.life(ACCOUNTS, 5)
+    process = struck(world, "dataset assembled", 1, "SIGKILL", "lake", "update", DEPOSITS, "--master", "local[2]")
+    assert process.wait(DEADLINE_S) == -9
+    assert is_exact(world) == 18
+    update(world, spark, [DEPOSITS])
+    assert is_exact(world) == 36
+
+
+@pytest.mark.slow
+def test_a_table_grows_with_its_events_version(
+    bank: Bookkeeper, spark: SparkSession, home: Path, tmp_path: Path
+) -> None:
+    """Old events get what the upcaster makes of them: the table is made anew."""
+    world = bank.world
+    bank.life(ACCOUNTS, 5)
+    update(world, spark, [OPENINGS, DEPOSITS])
+    tree = Tree(copy_of_this_tree(tmp_path / "tree", without=("demo", "benchmarks", "proofs")), home)
+    tree.environment |= world.environment()
+    tree.write(
+        "domain/accounts.py",
+        "@fact\nclass AccountOpened:\n    overdraft_limit: CentsOrZero\n    on: date\n    owner: Text = \"\"\n",
+        "@fact\nclass AccountOpened:\n    VERSION: ClassVar[int] = 2\n    overdraft_limit: CentsOrZero\n    on: date\n"
+        "    branch: Text\n    owner: Text = \"\"\n\n\n"
+        "@upcaster(AccountOpened, 1)\ndef account_opened_1(body: Body) -> Body:\n    return {\"branch\": \"old\", **body}\n",
+    )  # fmt: skip
+    told = json.loads(tree.samefold("lake", "update", OPENINGS, DEPOSITS, "--json", "--master", "local[2]").stdout)
+    assert [(one["what"], one["rows"]) for one in told["datasets"]] == [("made", 6), ("unchanged", 0)]
+    assert by_duckdb(world, OPENINGS, "any_value(branch), count(*)") == [("old", 6)]
+    assert set(by_pandas(world, OPENINGS).branch) == {"old"}
