@@ -122,6 +122,8 @@ build_parts = table(
     "build_parts",
     sa.Column("build", sa.Uuid, sa.ForeignKey("builds.id", ondelete="CASCADE"), primary_key=True),
     key(INTEGER, "partition"),
+    key(INTEGER, "share", server_default="0", comment="of the partition's streams: 0, 1, …"),
+    key(INTEGER, "shares", server_default="1", comment="how many the partition has"),
     required(BIG, "rows"),
     now(),
     comment="Parts of a build whose rows are loaded; written in the transaction that loads them",

@@ -1,8 +1,9 @@
-"""Where the tasks of a load or of a verification run: one task per partition, in local processes or on a cluster.
+"""Where the tasks of a load or of a verification run: in local processes or on a cluster.
 
 Catching up and the switch are always local: they fold little, and agents wait for the switch.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -50,9 +51,10 @@ R = TypeVar("R")
 
 
 class Engine(Protocol):
-    """Runs tasks. `name` is for people."""
+    """Runs tasks. `name` is for people; `slots` is how many run at once, if there is enough to do."""
 
     name: str
+    slots: int
 
     def run(self, task: Callable[[A, Advance], R], arguments: Sequence[A], records: int, advance: Advance) -> list[R]:
         """`task(argument, advance)` for each argument, results in the arguments' order. `records` is what they read in all.
@@ -69,6 +71,7 @@ class Local:
 
     def __init__(self, processes: int | None = None) -> None:
         self.processes = processes
+        self.slots = processes or os.cpu_count() or 1
 
     def run(self, task: Callable[[A, Advance], R], arguments: Sequence[A], records: int, advance: Advance) -> list[R]:
         return workers.run(task, arguments, workers.processes_for(records, self.processes), advance)

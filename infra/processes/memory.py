@@ -23,7 +23,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 HINT = (
     "Run fewer processes at once (--processes), add memory, or use several machines "
-    "(--engine spark --master …, docs/operating.md). More partitions make smaller tasks."
+    "(--engine spark --master …, docs/operating.md). More tasks (--tasks) keep fewer rows each."
 )
 
 

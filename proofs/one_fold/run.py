@@ -42,6 +42,7 @@ from tools.dev.stack import Stack
 from tools.testing.fixtures import dev_env
 
 PARTITIONS = 3
+TASKS = (1, 4, 7)
 HERE: dict[str, Any] = {"engine_for": lambda _: Local(1)}
 OWN = re.compile(r"(?:streams_)?h(\d+)(?:_[a-z])?")
 IDS = ("576", "Zür/ich ", "o'Neil \"%s\\")
@@ -210,7 +211,8 @@ class Folding:
 
     def build(self, place: Settings, name: str, views: Mapping[str, View], **how: Any) -> None:
         with self.step(name):
-            tables = rebuild(place, views, self.views, make_live=False, **(HERE | how)).tables
+            how = HERE | {"tasks": self.chance.choice(TASKS)} | how
+            tables = rebuild(place, views, self.views, make_live=False, **how).tables
             for view, table in tables.items():
                 self.compare(place, name, self.views, {view: table}, self.views[view].agent, table)
 
@@ -218,7 +220,8 @@ class Folding:
         """Some that park; locally also, one after the other, those that stop."""
         expected = self.expected(ends)
         with self.step(name):
-            self.compare_at(place, name, look_back(place, self.some(4).values(), ends, **(HERE | how)).tables, expected)
+            how = HERE | {"tasks": self.chance.choice(TASKS)} | how
+            self.compare_at(place, name, look_back(place, self.some(4).values(), ends, **how).tables, expected)
         for view in self.views.values():
             if view.agent == "core" or "engine_for" in how:
                 continue

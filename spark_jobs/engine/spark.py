@@ -43,6 +43,7 @@ class Spark:
 
     def __init__(self, session: SparkSession) -> None:
         self.session = session
+        self.slots: int = session.sparkContext.defaultParallelism
 
     def run(self, task: Callable[[A, Advance], R], arguments: Sequence[A], records: int, advance: Advance) -> list[R]:  # noqa: ARG002
         if not arguments:

@@ -13,7 +13,7 @@ from projections.engine.rebuild.rebuild import rebuild as run
 from projections.engine.rebuild.time_travel import look_back
 from projections.engine.views.core_views import all_views
 from spark_jobs.engine.choose import engine_for
-from tools.cli import EngineName, Json, Master, Processes, Wait
+from tools.cli import EngineName, Json, Master, Processes, Tasks, Wait
 from tools.cli.switch import NOTHING, Interrupted, switched, telling_what_became
 from tools.terminal import Output, Stages, Text, plain, show, stderr
 
@@ -34,6 +34,7 @@ def rebuild(
     engine: EngineName = "auto",
     master: Master = None,
     processes: Processes = None,
+    tasks: Tasks = None,
     wait: Wait = 60,
     as_json: Json = False,
 ) -> None:
@@ -49,7 +50,7 @@ def rebuild(
         chosen = views_named(names, all_views())
         try:
             with Stages(quiet=as_json) as stages, engine_for(engine, master, processes, tell=why.append) as engines:
-                past = look_back(Settings(), chosen, moment, engine_for=engines, progress=stages)
+                past = look_back(Settings(), chosen, moment, tasks=tasks, engine_for=engines, progress=stages)
         except KeyboardInterrupt:
             raise Interrupted(
                 "Interrupted. The unfinished table of the past was abandoned.", "Nothing else was touched."
@@ -69,6 +70,7 @@ def rebuild(
             all_views(),
             make_live=not no_switch,
             end_others=abandon,
+            tasks=tasks,
             engine_for=engines,
             progress=stages,
             wait_s=wait,

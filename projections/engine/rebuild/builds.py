@@ -281,10 +281,13 @@ def read_skips(connection: Connection, views: Iterable[str]) -> Blocked:
 
 
 def finish_loading(connection: Connection, build: Build, state: BuildState, partitions: int) -> None:
-    """Set the state that follows loading, when all parts are written. Raises BuildAbandoned."""
+    """Set the state that follows loading, when of each partition all shares are written, and none of another split.
+
+    Raises BuildAbandoned.
+    """
     moved = connection.execute(
-        "update builds set state = %s where id = %s and state = %s "
-        "and (select count(*) from build_parts where build = builds.id) = %s",
+        "update builds set state = %s where id = %s and state = %s and (select count(*) from (select from build_parts p "
+        "where p.build = builds.id group by partition having count(*) = min(shares) and min(shares) = max(shares)) whole) = %s",
         (state, build.id, build.state, partitions),
     ).rowcount
     if moved != 1:
@@ -332,9 +335,9 @@ def claim_of(build: Build) -> str:
     return str(build.id) if build.state in OF_THE_PAST else build.view
 
 
-def loader_name(build: UUID, part: int) -> str:
-    """The `application_name` of the connection that loads a part."""
-    return f"samefold build {build}/{part}"
+def loader_name(build: UUID, partition: int, share: int) -> str:
+    """The `application_name` of the connection that loads a part, of at most 63 characters."""
+    return f"samefold build {build}/{partition}.{share}"
 
 
 def end_loaders(connection: Connection, build: UUID) -> None:

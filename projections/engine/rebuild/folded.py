@@ -19,6 +19,7 @@ from projections.engine.fold.as_of import Cut
 from projections.engine.fold.errors import LogChanged
 from projections.engine.fold.fold import Blocked, Changes, Parked, RowCache, decode, fold
 from projections.engine.fold.plan import Plan
+from projections.engine.rebuild.shares import WHOLE, Share
 from projections.engine.store.commit import Batch
 from projections.engine.views.view import Kind, View
 
@@ -33,18 +34,20 @@ def counted_to(
     end: Reading | Cut,
     start: Reading = START,
     decode: Callable[[bytes], Commit | Opening] = decode_value,
+    share: Share = WHOLE,
 ) -> Iterator[Batch]:
-    """The commits that count from `start` up to exactly `end`, in batches.
+    """The commits that count from `start` up to exactly `end`, in batches; of a share, its own.
 
     The last batch arrives at `end`; a cut at a time may stop earlier, at the first later record. Raises LogChanged when the log
     leads elsewhere.
     """
     reading = start
+    decode_own = share.decoder(decode)
     for records in read_range(settings, topic, partition, start.next_offset, end.next_offset):
         was = reading
         taken = end.before(records) if isinstance(end, Cut) else records
-        reading, counted, _ = read(was, taken, decode)
-        yield Batch(partition, was, reading, counted)
+        reading, counted, _ = read(was, taken, decode_own)
+        yield Batch(partition, was, reading, share.own(counted))
         if len(taken) < len(records):
             return
     if isinstance(end, Cut):

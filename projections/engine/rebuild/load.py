@@ -1,8 +1,9 @@
 """Fill builds' tables from the log on an engine, without a JVM by default, then create their keys and indexes.
 
-One pass over each partition folds all views of a rebuild. Rows that are only ever added (journals, outcomes) stream out by COPY
-during the fold. Entity rows, sums and states are kept until the partition ends: memory holds those rows of one partition, never
-its events. A part, one partition of a table, is one transaction with its entry in `build_parts`: written completely, and once.
+One pass over each partition folds all views of a rebuild, or one for each of its shares (`shares`). Rows that are only ever added
+(journals, outcomes) stream out by COPY during the fold. Entity rows, sums and states are kept until the partition ends: memory
+holds those rows of one task, never its events. A part, one share of a partition of a table, is one transaction with its entry in
+`build_parts`: written completely, and once.
 
 Where rows can't be stored, their view is filled again by itself, in a slow load, which finds the stream that they come from.
 """
@@ -32,6 +33,7 @@ from projections.engine.fold.plan import Plan
 from projections.engine.rebuild.builds import FILLING, Build, Pin, drop_keys, loader_name, with_lock_retry
 from projections.engine.rebuild.claims import TERMINATE_MS, build_abandoned, loading
 from projections.engine.rebuild.folded import Folded, StoredRow, added_rows, counted_to, require_arrival
+from projections.engine.rebuild.shares import WHOLE, Share, split
 from projections.engine.store.parking import insert_parked, parked_streams
 from projections.engine.store.writing import fold_and_write, is_refusal
 from projections.engine.views.columns import PARTITION
@@ -76,6 +78,10 @@ class Filling:
     engine_for: EngineFor
     progress: Progress
     filled: Filled
+    tasks: int | None = None
+    """How many tasks are asked for."""
+    shares: dict[int, int] = field(default_factory=dict)
+    """Of each partition; decided once, so that no part is written twice."""
 
     def fill(self, builds: Sequence[Build], pin: Pin, views: Mapping[str, View]) -> dict[int, Reading]:
         """Fill the tables and create their keys; how far each partition was folded. `views` are the builds', by name.
@@ -104,20 +110,26 @@ class Filling:
         if not quick:
             return {}
         some = {build.view: views[build.view] for build in quick}
-        work = parts(self.settings, self.settings.events_topic, quick, some, pin)
         filled, began = self.filled, time.monotonic()
         self.progress.begin("start")
         engine = self.engine_for(_records(pin))
         started = time.monotonic()
+        sizes = {partition: end.next_offset for partition, end in pin.ends.items()}
+        self.shares.update({} if self.shares else split(sizes, engine, self.tasks))
+        work = parts(self.settings, self.settings.events_topic, quick, some, pin, self.shares)
         self.progress.begin("load", _records(pin))
         done = engine.run(load, work, _records(pin), self.progress.advance)
         reached = {part.partition: part.end for part in done}
-        for partition, end in pin.ends.items():  # whatever code the tasks ran
-            require_arrival(self.settings.events_topic, partition, end, reached.get(partition, START))
+        for part, one in zip(work, done, strict=True):  # whatever code the tasks ran
+            require_arrival(part.topic, part.partition, part.end, one.end)
         filled.engine = engine.name
         filled.commits = max(filled.commits, sum(part.commits for part in done))
         filled.events = max(filled.events, sum(part.events for part in done))
         filled.rows |= {name: sum(part.rows[name] for part in done) for name in some}
+        if len(work) > len(pin.ends):
+            for build in quick:
+                if some[build.view].kind is Kind.SUMMARY:
+                    filled.rows[build.view] = add_up_shares(self.connection, build, some[build.view])
         filled.start_up_ms += 1000 * (started - began)
         filled.load_ms += 1000 * (time.monotonic() - started)
         return reached
@@ -171,6 +183,31 @@ class Filling:
         return reached
 
 
+def add_up_shares(connection: Connection, build: Build, view: View) -> int:
+    """Replace the rows of one key that several shares loaded by their sum; the number of rows then. Safe to run again.
+
+    Raises BuildAbandoned.
+    """
+    table, keys = sql.Identifier(build.table), [*(column.name for column in view.key), PARTITION]
+    sums = [sql.SQL("{}({})").format(sql.SQL(column.role), sql.Identifier(column.name)) for column in view.values]
+    statement = sql.SQL(
+        "with apart as (delete from {table} where ({keys}) in "
+        "(select {keys} from {table} group by {keys} having count(*) > 1) returning *) "
+        "insert into {table} ({keys}, {values}) select {keys}, {sums} from apart group by {keys}"
+    ).format(
+        table=table,
+        keys=sql.SQL(", ").join(map(sql.Identifier, keys)),
+        values=sql.SQL(", ").join(sql.Identifier(column.name) for column in view.values),
+        sums=sql.SQL(", ").join(sums),
+    )
+    try:
+        connection.execute(statement)
+        [(rows,)] = connection.execute(sql.SQL("select count(*) from {}").format(table))
+    except errors.UndefinedTable as error:
+        raise build_abandoned(build.table) from error
+    return int(rows)
+
+
 def index(connection: Connection, build: Build, view: View) -> None:
     """Create a loaded table's keys and indexes, again if they exist.
 
@@ -189,12 +226,12 @@ def _records(pin: Pin) -> int:
     return sum(end.next_offset for end in pin.ends.values())
 
 
-# ── a task: one partition ──
+# ── a task: one partition, or a share of it ──
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a task loads: one partition."""
+    """What a task loads: one partition, or the share of its streams."""
 
     settings: Settings
     topic: str
@@ -204,6 +241,7 @@ class Part:
     builds: tuple[Build, ...]
     views: Mapping[str, View]
     skips: Blocked
+    share: Share = WHOLE
 
 
 @dataclass(slots=True)
@@ -217,14 +255,26 @@ class Loaded:
     rows: dict[str, int] = field(default_factory=dict)
 
 
-def parts(settings: Settings, topic: str, builds: Iterable[Build], views: Mapping[str, View], pin: Pin) -> list[Part]:
-    """A load's parts, the largest first."""
-    by_size = sorted(pin.ends.items(), key=lambda at: -at[1].next_offset)
-    return [Part(settings, topic, partition, end, tuple(builds), views, pin.skips) for partition, end in by_size]
+def parts(
+    settings: Settings,
+    topic: str,
+    builds: Iterable[Build],
+    views: Mapping[str, View],
+    pin: Pin,
+    shares: Mapping[int, int] | None = None,
+) -> list[Part]:
+    """A load's parts, the largest first; `shares` is how many each partition has, by default one."""
+    found = [
+        Part(settings, topic, partition, end, tuple(builds), views, pin.skips, Share(number, count))
+        for partition, end in pin.ends.items()
+        for count in [(shares or {}).get(partition, 1)]
+        for number in range(count)
+    ]
+    return sorted(found, key=lambda part: -part.end.next_offset / part.share.of)
 
 
 def load(part: Part, advance: Advance = lambda _count: None) -> Loaded:
-    """Fold a partition from its beginning to its end and write its rows, except to tables that have the part already.
+    """Fold a partition, or a share, from its beginning to its end and write its rows, except to tables that have the part already.
 
     Raises what folding raises, RowsRefused, LogChanged, BuildAbandoned, KafkaUnavailable, DatabaseUnavailable.
     """
@@ -237,14 +287,16 @@ def load(part: Part, advance: Advance = lambda _count: None) -> Loaded:
             for build in part.builds
             if part.views[build.view].kind in (Kind.JOURNAL, Kind.OUTCOMES)
         }
-        for batch in counted_to(part.settings, part.topic, part.partition, part.end, decode=plan.decode):
+        for batch in counted_to(
+            part.settings, part.topic, part.partition, part.end, decode=plan.decode, share=part.share
+        ):
             changes = folded.fold(batch)
             for view, stream in streams.items():
                 stream.write(added_rows(part.views[view], changes))
             loaded.end = batch.next
             loaded.commits += len(batch.counted)
             loaded.events += sum(len(one.commit.events) for one in batch.counted)
-            advance(batch.next.next_offset - batch.was.next_offset)
+            advance(part.share.progress(batch.was, batch.next))
         for view, stream in streams.items():
             loaded.rows[view] = stream.finish(folded.parked_of(view))
         for build in part.builds:
@@ -266,12 +318,12 @@ class PartWriter:
     def __init__(self, part: Part, build: Build) -> None:
         self.build = build
         self.view = part.views[build.view]
-        self.partition = part.partition
         self.rows = 0
+        self._key = (build.id, part.partition, *part.share)
         self._copying: AbstractContextManager[Copy] | None = None
         self._copy: Copy | None = None
         # abandoning a build ends its loaders by this name
-        self._name = loader_name(build.id, part.partition)
+        self._name = loader_name(build.id, part.partition, part.share.number)
         self._connection = connect(part.settings, self._name, statement_timeout_ms=0)
 
     def __enter__(self) -> PartWriter:
@@ -314,13 +366,14 @@ class PartWriter:
         if row is None or row[0] not in FILLING:
             raise build_abandoned(self.build.table)
         entered = self._connection.execute(
-            "insert into build_parts (build, partition, rows) values (%s, %s, 0) on conflict do nothing",
-            (self.build.id, self.partition),
+            "insert into build_parts (build, partition, share, shares, rows) values (%s, %s, %s, %s, 0) on conflict do nothing",
+            self._key,
         )
         if entered.rowcount == 1:
             return True
         there = self._connection.execute(
-            "select rows from build_parts where build = %s and partition = %s", (self.build.id, self.partition)
+            f"select rows from build_parts where {_PART}",  # noqa: S608
+            self._key,
         ).fetchone()
         self.rows = int(there[0]) if there else 0
         return False
@@ -346,8 +399,8 @@ class PartWriter:
             with self._refusing():
                 copying.__exit__(None, None, None)
             self._connection.execute(
-                "update build_parts set rows = %s where build = %s and partition = %s",
-                (self.rows, self.build.id, self.partition),
+                f"update build_parts set rows = %s where {_PART}",  # noqa: S608
+                (self.rows, *self._key),
             )
             insert_parked(self._connection, {self.view.name: self.build.table}, parked)
         reach("build part written")
@@ -366,6 +419,7 @@ class PartWriter:
             raise RowsRefused(self.build.view, error) from error
 
 
+_PART = "(build, partition, share, shares) = (%s, %s, %s, %s)"
 _COPIED = """
 select coalesce(sum(c.bytes_processed), 0)
   from pg_stat_activity a left join pg_stat_progress_copy c using (pid)

@@ -76,14 +76,16 @@ def rebuild(
     *,
     make_live: bool = True,
     end_others: bool = False,
+    tasks: int | None = None,
     engine_for: EngineFor = local,
     progress: Progress = SILENT,
     wait_s: float = WAIT_S,
 ) -> Rebuilt:
     """Rebuild these views, or without names all that this code needs, and make them live; `views` are all of this code's.
 
-    The load runs on `engine_for(records)`, by default on local processes. `end_others` first ends processes that build or switch
-    one of the views. `wait_s` is for sessions that lock a view's SQL view; the builds are kept where they go on.
+    The load runs in `tasks` (`shares.split`) on `engine_for(records)`, by default on local processes. `end_others` first
+    ends processes that build or switch one of the views. `wait_s` is for sessions that lock a view's SQL view; the builds are
+    kept where they go on.
 
     A journal brings its contexts' states. Views that this code no longer has are removed by the switch; other views that this code
     needs and whose build is ready are switched too.
@@ -107,7 +109,7 @@ def rebuild(
             move = plan_move(live, [*wanted, *(build.view for build in along)], views)
             if not wanted and not along and not move.removed:
                 return result
-        filling = Filling(settings, connection, engine_for, progress, result)
+        filling = Filling(settings, connection, engine_for, progress, result, tasks)
         ready = _build(filling, [views[name] for name in wanted], views, live, made)
         result.tables = {build.view: build.table for build in ready}
         if make_live:

@@ -54,10 +54,11 @@ def look_back(
     views: Iterable[View],
     as_of: AsOf,
     *,
+    tasks: int | None = None,
     engine_for: EngineFor = local,
     progress: Progress = SILENT,
 ) -> LookedBack:
-    """Fold the log up to a moment into new tables, on `engine_for(records)`, by default on local processes.
+    """Fold the log up to a moment into new tables, in `tasks` on `engine_for(records)`, by default on local processes.
 
     The moment may be beyond the agent's position, but not beyond the log's end. Raises BadMoment, ContractBroken, BuildAbandoned
     and what folding raises.
@@ -77,7 +78,7 @@ def look_back(
                 create(connection, build_id, view, code_set({view.name: view}), as_of=result.as_of)
             builds = by_id(connection, ids)
             pin = Pin(ends, read_skips(connection, by_name))
-            filling = Filling(settings, connection, engine_for, progress, result)
+            filling = Filling(settings, connection, engine_for, progress, result, tasks)
             reached = dict.fromkeys(ends, START) | filling.fill(builds, pin, by_name)
             for build in builds:
                 with connection.transaction():

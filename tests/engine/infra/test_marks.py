@@ -14,9 +14,11 @@ from infra.archive.marks import between, nearest, read_from
 from infra.archive.whole_log import read_range
 from infra.database.connect import connect
 from infra.log import topics
-from infra.log.rule import START, Reading, read
+from infra.log.records import Commit
+from infra.log.rule import START, Counted, Reading, read
 from infra.log.topics import Topic
 from infra.settings import Settings
+from projections.engine.store.commit import Batch
 from tests.engine.bookkeeper import Bookkeeper, fold_all
 from tests.engine.infra.archives import trim_all
 from tests.engine.spine import in_a_transaction, set_up
@@ -86,6 +88,14 @@ def test_an_agent_marks_each_multiple_once_with_the_state_there(log: Bookkeeper)
     with connect(log.world, "test") as db:  # another agent, or this one after a restore, at another batch's end
         marks.write(db, log.world.events_topic, topic_of(log).id, [(partition, mark._replace(seq=mark.seq + 1))])
     assert written(log) == before
+
+
+def test_a_mark_is_behind_a_commit_that_counts_or_it_could_not_be_checked() -> None:
+    commit = Commit("a/1", 1, [], "c", 7, "f", "accepted", None, 0, 5)
+    was, now = Reading(marks.EVERY - 2, 0, 4, 6), Reading(marks.EVERY + 1, 0, 5, 7)
+    for offset, has_mark in ((now.next_offset - 1, True), (now.next_offset - 2, False)):
+        assert Batch(0, was, now, [Counted(offset, 1, commit)]).has_mark is has_mark
+    assert not Batch(0, was, now, []).has_mark
 
 
 def test_a_reader_finds_the_state_at_any_offset_and_what_follows(

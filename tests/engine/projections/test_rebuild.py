@@ -6,6 +6,7 @@ Rebuilding beside live traffic: the same rows as the live fold made, whatever ki
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,12 +14,12 @@ from domain.accounts import Details, MoneyDeposited
 from infra.database.connect import DatabaseBehind, connect
 from infra.log import topics
 from infra.log.contract import ContractBroken
-from infra.processes.engines import Local
+from infra.processes.engines import Local, Silent
 from infra.settings import Settings
 from projections.engine.fold.errors import LogChanged, PoisonEvent
 from projections.engine.operate.verify import verify
 from projections.engine.rebuild import claims
-from projections.engine.rebuild.builds import BuildState, NotStarted, abandon, begin
+from projections.engine.rebuild.builds import BuildState, NotStarted, abandon, begin, finish_loading
 from projections.engine.rebuild.claims import BuildAbandoned, BuildAlive
 from projections.engine.rebuild.load import PartWriter, load, parts
 from projections.engine.rebuild.rebuild import rebuild
@@ -66,6 +67,56 @@ def test_every_view_rebuilt_has_the_rows_that_the_live_fold_made(bank: Bookkeepe
     assert result.rows == {name: len(before[name]) for name in EVERY}
     _nothing_differs(world)
     check(world)
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 3, 5, 11])
+def test_any_number_of_tasks_makes_the_same_tables(bank: Bookkeeper, tasks: int) -> None:
+    """Parked streams, too; more tasks than partitions, of which some have no stream."""
+    world = bank.world
+    for account in ACCOUNTS[:3]:
+        bank.commit(account, MoneyDeposited(cents=5, on=DAY, details=Details(purpose="poison")))
+    bank.life(ACCOUNTS, 2)
+    views = parking(BROKEN)
+    make_tables(world, views)
+    fold_all(world)
+    before = rebuild(world, [], views, tasks=1)
+    rebuild(world, [*views], views, tasks=1)
+    was, parked = _all_rows(world, views), _parked(world)
+    assert len(parked) == 9
+
+    seen = Counting()
+    result = rebuild(world, [*views], views, engine_for=lambda _: Local(1), tasks=tasks, progress=seen)
+    assert result.switched is not None
+    assert _all_rows(world, views) == was
+    assert _parked(world) == parked
+    assert result.rows == {name: len(was[name]) for name in views}
+    assert result.commits == before.commits, "each is counted once"
+    assert seen.done == seen.total
+    _nothing_differs(world, views)
+
+
+def _all_rows(world: Settings, views: dict[str, View]) -> dict[str, list[Any]]:
+    return {name: rows(world, live_table(world, name)) for name in views}
+
+
+def _parked(world: Settings) -> list[Any]:
+    with connect(world, "test") as db:
+        live = "from parked join live using (view, table_name) order by view, stream"
+        return db.execute(f"select view, stream, partition, since_offset, since_version, error {live}").fetchall()
+
+
+class Counting(Silent):
+    """The records of the load, as they are shown."""
+
+    done = total = 0
+    is_load = False
+
+    def begin(self, stage: str, total: int | None = None) -> None:
+        self.is_load = stage == "load"
+        self.total = total or 0 if self.is_load else self.total
+
+    def advance(self, count: int) -> None:
+        self.done += count if self.is_load else 0
 
 
 def test_a_new_shape_goes_live_with_the_code_that_has_it(bank: Bookkeeper) -> None:
@@ -169,6 +220,24 @@ def test_loaders_of_an_abandoned_build_write_nothing_and_are_ended_where_they_ar
         load(other)
     assert scalar(world, f"select to_regclass('{build.table}')") is None
     assert build_states(world, "statement")[build.table] == "abandoned"
+
+
+def test_a_table_is_never_made_of_two_splits(bank: Bookkeeper) -> None:
+    """As if tasks of a split that was given up came late."""
+    world, views = bank.world, {"balances": all_views()["balances"]}
+    for late in ({}, {0: 2}, {0: 3}):
+        with connect(world, "test builder") as db:
+            [build], pin = begin(db, [*views.values()], world.events_topic, code_set(agent_views("core")), "core")
+            for part in parts(world, world.events_topic, [build], views, pin, {0: 2}):
+                assert load(part).rows == load(part).rows, "a second attempt finds the part written"
+            for part in parts(world, world.events_topic, [build], views, pin, late):
+                if part.partition == 0:
+                    load(part)
+            if late == {0: 2}:
+                finish_loading(db, build, BuildState.READY, len(pin.ends))
+            else:
+                with pytest.raises(BuildAbandoned):
+                    finish_loading(db, build, BuildState.READY, len(pin.ends))
 
 
 def test_one_builder_per_view(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:

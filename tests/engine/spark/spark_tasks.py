@@ -88,22 +88,23 @@ def load_staged(staged: Staged, advance: Advance) -> Loaded:
     """Load a part, and at a fault point, in the first attempt, do what the mode says."""
     part = replace(staged.part, settings=staged.settings)
     mode, _, point = staged.point.partition(" at ")
+    which = f"{part.partition}.{part.share.number}"
 
     def hook(here: str) -> None:
         if here != point:
             return
-        leave(staged.folder, f"reached-{part.partition}")
+        leave(staged.folder, f"reached-{which}")
         match mode:
             case "die" if attempt() == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
             case "kill the executor" if attempt() == 0:
                 _kill_the_executor()
             case "wait for a twin" if attempt() == 0:
-                until(lambda: seen(staged.folder, f"twin-{part.partition}") > 0, "another attempt of the part runs")
+                until(lambda: seen(staged.folder, f"twin-{which}") > 0, "another attempt of the part runs")
 
-    leave(staged.folder, f"began-{part.partition}")
+    leave(staged.folder, f"began-{which}")
     if mode == "wait for a twin" and attempt() > 0:
-        leave(staged.folder, f"twin-{part.partition}")
+        leave(staged.folder, f"twin-{which}")
     faultpoints.hook = hook
     try:
         return load(part, advance)

@@ -117,7 +117,7 @@ def test_a_task_killed_before_or_after_its_commit_writes_its_rows_once(
     views = {name: all_views()[name] for name in ("balances", "statement")}
     with connect(world, "test builder") as db:
         made, pin = begin(db, list(views.values()), world.events_topic, code_set(agent_views("core")), "core")
-    work = parts(world, world.events_topic, made, views, pin)
+    work = parts(world, world.events_topic, made, views, pin, {0: 2, 1: 3})
     staged = [Staged(world, replace(part, settings=None), tmp_path, f"die at {point}") for part in work]  # type: ignore[arg-type]
     loaded = spark_engine.run(load_staged, staged, 1, lambda _: None)
     assert seen(tmp_path, "reached-*.0") >= len(staged), "each part's first attempt died"
