@@ -1,4 +1,4 @@
-"""`spark-submit spark_jobs/engine/rebuild.py balances`: `samefold rebuild` with all its options, as spark-submit says."""
+"""`spark-submit spark_jobs/engine/rebuild.py VIEW`: `samefold rebuild` with all its options, as spark-submit says."""
 
 import sys
 

@@ -1,7 +1,7 @@
 """The log as a table of Spark: the data source `samefold`, batch and streaming.
 
     spark.dataSource.register(Samefold)
-    spark.read.format("samefold").option("events", "accounts.MoneyDeposited").load()
+    spark.read.format("samefold").option("events", "rooms.RoomBooked").load()
 
 `read` says what a row is: `events` (by default), `commits` or `records`. A task reads a range of a partition by the reading rule,
 as the fold does, and decodes only what the asked columns need: name the columns by `schema`, or `columns` of `events`.
@@ -244,7 +244,7 @@ class Samefold(DataSource):
     """The data source. Its options:
 
     read        `events` (by default), `commits` or `records`; `ends`, the reading state at the end of each partition
-    events      of `events`: which, by context and class, `accounts.MoneyDeposited,accounts.MoneyWithdrawn`; by default all,
+    events      of `events`: which, by context and class, `rooms.RoomBooked,rooms.BookingCancelled`; by default all,
                 with `body` instead of their fields
     by          of `events`: `class`, for a struct of each class's fields
     as_of       of a batch: a time or positions, as `samefold rebuild --as-of` takes it
@@ -272,7 +272,7 @@ class Samefold(DataSource):
 
 
 def name_of(event: type) -> str:
-    """`accounts.MoneyDeposited`. Raises BadOption for a class that is no event."""
+    """`rooms.RoomBooked`. Raises BadOption for a class that is no event."""
     for context in contexts().values():
         if event in context.events.values():
             return f"{context.name}.{event.__name__}"
@@ -280,7 +280,7 @@ def name_of(event: type) -> str:
 
 
 def named_events(text: str) -> list[type]:
-    """The classes of `accounts.MoneyDeposited,…`. Raises BadOption."""
+    """The classes of `rooms.RoomBooked,…`. Raises BadOption."""
     found = []
     for name in filter(None, (one.strip() for one in text.split(","))):
         context, _, kind = name.partition(".")

@@ -2,8 +2,8 @@
 
     from spark_jobs import events
 
-    moved = events(spark, MoneyDeposited | MoneyWithdrawn)
-    moved.groupBy("id").agg(F.sum("cents"))
+    booked = events(spark, RoomBooked | BookingCancelled)
+    booked.groupBy("id").count()
 
 A DataFrame holds what the log held when it was made, however often it is evaluated. `Log` gives several that end together.
 """

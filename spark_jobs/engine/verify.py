@@ -1,4 +1,4 @@
-"""`spark-submit spark_jobs/engine/verify.py balances`: `samefold verify` with all its options, as spark-submit says."""
+"""`spark-submit spark_jobs/engine/verify.py VIEW`: `samefold verify` with all its options, as spark-submit says."""
 
 import sys
 

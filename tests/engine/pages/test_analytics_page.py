@@ -1,6 +1,7 @@
 """make test-all: what needs Spark anyway.
 
-`docs/analytics.md` is executed on the bank that the demo generates. Its picture is made, and its SQL finds what plain Python does."""
+`docs/analytics.md` is executed on the bank that the demo generates. Its picture is made, and its SQL finds what Python does.
+"""
 
 from __future__ import annotations
 
