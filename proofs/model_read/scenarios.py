@@ -84,10 +84,10 @@ def command(name: str, run: Step) -> Step:
     return start
 
 
-def rebuilding(version: int, *, make_live: bool = True, **views: bool) -> Step:
+def rebuilding(version: int, *, make_live: bool = True, tasks: int | None = None, **views: bool) -> Step:
     """`samefold rebuild`, with one process."""
     of = partial(code, version, **views)
-    return lambda world: rebuild(world.settings, ["balances"], of(), make_live=make_live)
+    return lambda world: rebuild(world.settings, ["balances"], of(), make_live=make_live, tasks=tasks)
 
 
 def switching(version: int) -> Step:
@@ -165,6 +165,11 @@ def two_partitions() -> Log:
     one = Story().open().deposit("accounts/a", 1).deposit("accounts/a", 2).deposit("accounts/c", 3)
     other = Story().open().deposit("accounts/b", 5).deposit("accounts/b", 6)
     return Log([one, other])
+
+
+def two_shares() -> Log:
+    """Each of two shares has a stream."""
+    return Log([Story().open().deposit("accounts/a", 1).deposit("accounts/d", 2).deposit("accounts/a", 3)])
 
 
 def poisoned() -> Log:
@@ -249,6 +254,13 @@ LOADED_TWICE = Scenario(
     [having(retries_parts=True), command("rebuild", rebuilding(2, make_live=False))],
     [fold(1, 1)],
 )
+SHARED = replace(
+    LOADED_TWICE,
+    name="each share loaded twice",
+    log=two_shares,
+    actors=[having(retries_parts=True), command("rebuild", rebuilding(2, make_live=False, tasks=2))],
+    before=[fold(1, 2)],
+)
 AFTER_A_DEAD_ONE = Scenario(
     "rebuild after a dead one",  # the second finds what the first left, dead or frozen, and its loaders awake
     two_partitions,
@@ -323,6 +335,7 @@ SCENARIOS = {
         RESTORED,
         *REBUILD.with_faults(FAULTS, RESTORE),
         LOADED_TWICE,
+        *SHARED.with_faults({"kill": 1}),
         AFTER_A_DEAD_ONE,
         Scenario("replay", poisoned, [POISONED, command("replay", parked_stream(replay))], PARKED),
         Scenario("drop", poisoned, [POISONED, DROP], PARKED),
