@@ -1,7 +1,7 @@
-"""Marks: reading states at offsets of the log, from which a reader may begin instead of at the log's start (ADR 24).
+"""Marks: reading states at offsets of the log, from which a reader may begin instead of at its start (ADR 24).
 
 The agent `core` writes one for about every 50,000 records of a partition into `log_marks`; the archive's manifest has those at
-which its files begin and end. A mark is used only after it was checked against the log.
+which its files end. `read_from` checks a mark against the log before it uses it; `nearest` and `between` do not.
 """
 
 import logging
@@ -36,20 +36,12 @@ def write(connection: Connection, topic: str, topic_id: str, known: Iterable[tup
 
 
 def between(settings: Settings, topic: Topic, partition: int, start: int, stop: int) -> list[Reading]:
-    """The states that are known in (start, stop), by offset and not checked: where a scan may be split. None without a database.
-
-    Raises DatabaseUnavailable, DatabaseRefused.
-    """
-    return list(
-        {one.next_offset: one for one in reversed(_known(settings, topic, partition, start, stop - 1))}.values()
-    )
+    """The states that are known in (start, stop), by offset: where a scan may be split. Raises DatabaseUnavailable."""
+    return list({one.next_offset: one for one in _known(settings, topic, partition, start, stop - 1)[::-1]}.values())
 
 
 def nearest(settings: Settings, topic: Topic, partition: int, offset: int) -> Reading:
-    """The newest state that is known at or before `offset`, not checked; START where none is, or there is no database.
-
-    Raises DatabaseUnavailable, DatabaseRefused.
-    """
+    """The newest state that is known at or before `offset`; START without any, or a database. Raises DatabaseUnavailable."""
     return next(iter(_known(settings, topic, partition, 0, offset, most=1)), START)
 
 
@@ -59,40 +51,35 @@ def read_from(
     """The reading state at `start`, and the records of [start, stop) in batches, as `read_range` gives them.
 
     It reads from the nearest mark that the log confirms, up to `start` by the rule. Raises what `read_range` raises,
-    UnreadableRecord, DatabaseUnavailable, DatabaseRefused.
+    UnreadableRecord, DatabaseUnavailable.
     """
     batches: Iterator[list[Record]]
-    for reading in _known(settings, topic, partition, 0, start, most=TRIES):
-        batches = read_range(settings, topic.name, partition, reading.next_offset - 1, stop, consumer=consumer)
+    for reading in [*_known(settings, topic, partition, 0, start, most=TRIES), START]:
+        batches = read_range(settings, topic.name, partition, max(reading.next_offset - 1, 0), stop, consumer=consumer)
+        if reading == START:
+            break
         first = next(batches, [])
         if first and _confirms(first[0], reading):
             batches = chain([first[1:]], batches)
             break
-        log.warning(
-            "ignored the mark %s of %s[%d]: the log does not lead to it; was the database restored from another one?",
-            tuple(reading),
-            topic.name,
-            partition,
-        )
-    else:
-        reading, batches = START, read_range(settings, topic.name, partition, 0, stop, consumer=consumer)
+        why = "the log does not lead to it; was the database restored from another one?"
+        log.warning("ignored the mark %s of %s[%d]: %s", tuple(reading), topic.name, partition, why)
     for records in batches if reading.next_offset < start else ():
         reading, _, _ = read(reading, (one for one in records if one.offset < start), decode_head)
-        if rest := [one for one in records if one.offset >= start]:
+        rest = [one for one in records if one.offset >= start]
+        if rest or reading.next_offset == start:
             batches = chain([rest], batches)
             break
-        if reading.next_offset == start:
-            break
-    return reading._replace(next_offset=start), (records for records in batches if records)
+    return reading._replace(next_offset=start), filter(None, batches)
 
 
 def _confirms(record: Record, mark: Reading) -> bool:
     """Whether the log holds, just before a mark, a commit with its epoch, sequence number and command's offset.
 
-    A mark is only written behind a commit that counted. So a mark of another log, or of one that lost its end and grew
-    again, meets another record here, and so does one that was edited; those of a recreated topic have another id. It does not
-    prove that this commit counted, as a forged mark behind a void commit shows: that takes all records since the opening. The
-    opening's own record would prove nothing more: only a writer whose opening is at `epoch` writes that into its commits.
+    A mark is only written behind a commit that counted. So one of another log, of a log that lost its end and grew again, or one
+    that was edited meets another record here; those of a recreated topic have another id. It does not prove that the commit
+    counted, as a mark forged behind a void one shows: that takes all records since the opening. The opening's own record would
+    prove nothing more: only the writer whose opening is at `epoch` writes that into its commits.
     """
     if record.offset != mark.next_offset - 1:
         return False

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -42,6 +42,7 @@ from projections.engine.rebuild.claims import (
     release,
     try_claim,
 )
+from projections.engine.rebuild.shares import Share
 from projections.engine.store.positions import Positions, read_positions, skips_of, stopped_views, write_build_positions
 from projections.engine.views.sql_views import is_in_sql_view, replace_sql_view
 from projections.engine.views.view import View
@@ -144,6 +145,8 @@ class Pin:
 
     ends: Mapping[int, Reading | Cut]
     skips: Blocked
+    shares: Mapping[int, Sequence[Share]] = field(default_factory=dict)
+    """Of partitions that several tasks fold."""
 
 
 def begin(
@@ -281,10 +284,7 @@ def read_skips(connection: Connection, views: Iterable[str]) -> Blocked:
 
 
 def finish_loading(connection: Connection, build: Build, state: BuildState, partitions: int) -> None:
-    """Set the state that follows loading, when of each partition all shares are written, and none of another split.
-
-    Raises BuildAbandoned.
-    """
+    """Set the state that follows loading, when each partition's shares are written, all of one split. Raises BuildAbandoned."""
     moved = connection.execute(
         "update builds set state = %s where id = %s and state = %s and (select count(*) from (select from build_parts p "
         "where p.build = builds.id group by partition having count(*) = min(shares) and min(shares) = max(shares)) whole) = %s",

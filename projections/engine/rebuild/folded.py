@@ -12,14 +12,13 @@ from typing import Any
 import msgspec
 
 from infra.archive.whole_log import read_range
-from infra.log.records import Commit, Opening, decode_value, time_of
+from infra.log.records import Commit, Head, Opening, decode_value, time_of
 from infra.log.rule import START, Reading, read
 from infra.settings import Settings
 from projections.engine.fold.as_of import Cut
 from projections.engine.fold.errors import LogChanged
 from projections.engine.fold.fold import Blocked, Changes, Parked, RowCache, decode, fold
 from projections.engine.fold.plan import Plan
-from projections.engine.rebuild.shares import WHOLE, Share
 from projections.engine.store.commit import Batch
 from projections.engine.views.view import Kind, View
 
@@ -33,21 +32,19 @@ def counted_to(
     partition: int,
     end: Reading | Cut,
     start: Reading = START,
-    decode: Callable[[bytes], Commit | Opening] = decode_value,
-    share: Share = WHOLE,
+    decode: Callable[[bytes], Commit | Head | Opening] = decode_value,
 ) -> Iterator[Batch]:
-    """The commits that count from `start` up to exactly `end`, in batches; of a share, its own.
+    """The commits that count from `start` up to exactly `end`, in batches.
 
     The last batch arrives at `end`; a cut at a time may stop earlier, at the first later record. Raises LogChanged when the log
     leads elsewhere.
     """
     reading = start
-    decode_own = share.decoder(decode)
     for records in read_range(settings, topic, partition, start.next_offset, end.next_offset):
         was = reading
         taken = end.before(records) if isinstance(end, Cut) else records
-        reading, counted, _ = read(was, taken, decode_own)
-        yield Batch(partition, was, reading, share.own(counted))
+        reading, counted, _ = read(was, taken, decode)
+        yield Batch(partition, was, reading, counted)
         if len(taken) < len(records):
             return
     if isinstance(end, Cut):

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psycopg
@@ -23,7 +23,7 @@ from psycopg import Copy, errors, sql
 from infra.database.connect import Connection, as_login, connect
 from infra.errors import SamefoldError
 from infra.log.rule import START, Reading
-from infra.processes.engines import EngineFor, Progress
+from infra.processes.engines import Engine, EngineFor, Progress
 from infra.processes.faultpoints import reach
 from infra.processes.workers import Advance
 from infra.settings import Settings
@@ -33,7 +33,7 @@ from projections.engine.fold.plan import Plan
 from projections.engine.rebuild.builds import FILLING, Build, Pin, drop_keys, loader_name, with_lock_retry
 from projections.engine.rebuild.claims import TERMINATE_MS, build_abandoned, loading
 from projections.engine.rebuild.folded import Folded, StoredRow, added_rows, counted_to, require_arrival
-from projections.engine.rebuild.shares import WHOLE, Share, split
+from projections.engine.rebuild.shares import Share, split
 from projections.engine.store.parking import insert_parked, parked_streams
 from projections.engine.store.writing import fold_and_write, is_refusal
 from projections.engine.views.columns import PARTITION
@@ -79,20 +79,22 @@ class Filling:
     progress: Progress
     filled: Filled
     tasks: int | None = None
-    """How many tasks are asked for."""
-    shares: dict[int, int] = field(default_factory=dict)
-    """Of each partition; decided once, so that no part is written twice."""
 
     def fill(self, builds: Sequence[Build], pin: Pin, views: Mapping[str, View]) -> dict[int, Reading]:
         """Fill the tables and create their keys; how far each partition was folded. `views` are the builds', by name.
 
         Raises LogChanged unless that is the pin, and what folding raises.
         """
-        quick, slow = list(builds), list[Build]()
+        quick, slow, began = list(builds), list[Build](), time.monotonic()
+        self.progress.begin("start")
+        engine = self.engine_for(_records(pin))
+        self.filled.start_up_ms += 1000 * (time.monotonic() - began)
+        sizes = {partition: end.next_offset for partition, end in pin.ends.items()}
+        pin = replace(pin, shares=split(sizes, engine, self.tasks))  # once, so that no part is written twice
         while True:
             try:
-                reached = self._load(quick, pin, views)
-                self._index(quick, views)
+                reached = self._load(engine, quick, pin, views)
+                self._index(quick, views, pin)
             except RowsRefused as refused:
                 slow += [build for build in quick if build.view == refused.view]
                 quick = [build for build in quick if build.view != refused.view]
@@ -106,17 +108,12 @@ class Filling:
             )
             return reached
 
-    def _load(self, quick: Sequence[Build], pin: Pin, views: Mapping[str, View]) -> dict[int, Reading]:
+    def _load(self, engine: Engine, quick: Sequence[Build], pin: Pin, views: Mapping[str, View]) -> dict[int, Reading]:
         if not quick:
             return {}
         some = {build.view: views[build.view] for build in quick}
-        filled, began = self.filled, time.monotonic()
-        self.progress.begin("start")
-        engine = self.engine_for(_records(pin))
-        started = time.monotonic()
-        sizes = {partition: end.next_offset for partition, end in pin.ends.items()}
-        self.shares.update({} if self.shares else split(sizes, engine, self.tasks))
-        work = parts(self.settings, self.settings.events_topic, quick, some, pin, self.shares)
+        work = parts(self.settings, self.settings.events_topic, quick, some, pin)
+        filled, started = self.filled, time.monotonic()
         self.progress.begin("load", _records(pin))
         done = engine.run(load, work, _records(pin), self.progress.advance)
         reached = {part.partition: part.end for part in done}
@@ -126,19 +123,16 @@ class Filling:
         filled.commits = max(filled.commits, sum(part.commits for part in done))
         filled.events = max(filled.events, sum(part.events for part in done))
         filled.rows |= {name: sum(part.rows[name] for part in done) for name in some}
-        if len(work) > len(pin.ends):
-            for build in quick:
-                if some[build.view].kind is Kind.SUMMARY:
-                    filled.rows[build.view] = add_up_shares(self.connection, build, some[build.view])
-        filled.start_up_ms += 1000 * (started - began)
         filled.load_ms += 1000 * (time.monotonic() - started)
         return reached
 
-    def _index(self, quick: Sequence[Build], views: Mapping[str, View]) -> None:
+    def _index(self, quick: Sequence[Build], views: Mapping[str, View], pin: Pin) -> None:
         self.progress.begin("index", len(quick))
         began = time.monotonic()
         for build in quick:
             try:
+                if views[build.view].kind is Kind.SUMMARY and any(len(one) > 1 for one in pin.shares.values()):
+                    self.filled.rows[build.view] = add_up_shares(self.connection, build, views[build.view])
                 index(self.connection, build, views[build.view])
             except errors.UniqueViolation as error:
                 raise RowsRefused(build.view, error) from error
@@ -184,28 +178,24 @@ class Filling:
 
 
 def add_up_shares(connection: Connection, build: Build, view: View) -> int:
-    """Replace the rows of one key that several shares loaded by their sum; the number of rows then. Safe to run again.
-
-    Raises BuildAbandoned.
-    """
-    table, keys = sql.Identifier(build.table), [*(column.name for column in view.key), PARTITION]
-    sums = [sql.SQL("{}({})").format(sql.SQL(column.role), sql.Identifier(column.name)) for column in view.values]
-    statement = sql.SQL(
-        "with apart as (delete from {table} where ({keys}) in "
-        "(select {keys} from {table} group by {keys} having count(*) > 1) returning *) "
-        "insert into {table} ({keys}, {values}) select {keys}, {sums} from apart group by {keys}"
-    ).format(
-        table=table,
-        keys=sql.SQL(", ").join(map(sql.Identifier, keys)),
-        values=sql.SQL(", ").join(sql.Identifier(column.name) for column in view.values),
-        sums=sql.SQL(", ").join(sums),
-    )
+    """Replace rows of one key that several shares loaded by their sum; the number of rows. Raises BuildAbandoned."""
+    comma, table, values = sql.SQL(", "), sql.Identifier(build.table), [sql.Identifier(one.name) for one in view.values]
+    keys = comma.join(map(sql.Identifier, [*(column.name for column in view.key), PARTITION]))
+    sums = comma.join(sql.SQL(f"{one.role}({{}})").format(name) for one, name in zip(view.values, values, strict=True))
+    names = {"table": table, "keys": keys, "values": comma.join(values), "sums": sums}
     try:
-        connection.execute(statement)
+        connection.execute(sql.SQL(_ADD_UP).format(**names))
         [(rows,)] = connection.execute(sql.SQL("select count(*) from {}").format(table))
     except errors.UndefinedTable as error:
         raise build_abandoned(build.table) from error
     return int(rows)
+
+
+_ADD_UP = """
+with apart as (
+  delete from {table} where ({keys}) in (select {keys} from {table} group by {keys} having count(*) > 1) returning *)
+insert into {table} ({keys}, {values}) select {keys}, {sums} from apart group by {keys}
+"""
 
 
 def index(connection: Connection, build: Build, view: View) -> None:
@@ -241,7 +231,7 @@ class Part:
     builds: tuple[Build, ...]
     views: Mapping[str, View]
     skips: Blocked
-    share: Share = WHOLE
+    share: Share
 
 
 @dataclass(slots=True)
@@ -255,26 +245,18 @@ class Loaded:
     rows: dict[str, int] = field(default_factory=dict)
 
 
-def parts(
-    settings: Settings,
-    topic: str,
-    builds: Iterable[Build],
-    views: Mapping[str, View],
-    pin: Pin,
-    shares: Mapping[int, int] | None = None,
-) -> list[Part]:
-    """A load's parts, the largest first; `shares` is how many each partition has, by default one."""
+def parts(settings: Settings, topic: str, builds: Iterable[Build], views: Mapping[str, View], pin: Pin) -> list[Part]:
+    """A load's parts, the largest first."""
     found = [
-        Part(settings, topic, partition, end, tuple(builds), views, pin.skips, Share(number, count))
+        Part(settings, topic, partition, end, tuple(builds), views, pin.skips, share)
         for partition, end in pin.ends.items()
-        for count in [(shares or {}).get(partition, 1)]
-        for number in range(count)
+        for share in pin.shares.get(partition, [Share()])
     ]
     return sorted(found, key=lambda part: -part.end.next_offset / part.share.of)
 
 
 def load(part: Part, advance: Advance = lambda _count: None) -> Loaded:
-    """Fold a partition, or a share, from its beginning to its end and write its rows, except to tables that have the part already.
+    """Fold a part from the log's beginning to its end and write its rows, except to tables that have it already.
 
     Raises what folding raises, RowsRefused, LogChanged, BuildAbandoned, KafkaUnavailable, DatabaseUnavailable.
     """
@@ -287,16 +269,15 @@ def load(part: Part, advance: Advance = lambda _count: None) -> Loaded:
             for build in part.builds
             if part.views[build.view].kind in (Kind.JOURNAL, Kind.OUTCOMES)
         }
-        for batch in counted_to(
-            part.settings, part.topic, part.partition, part.end, decode=plan.decode, share=part.share
-        ):
+        where, decode = (part.settings, part.topic, part.partition, part.end), part.share.decoder(plan.decode)
+        for batch in map(part.share.own, counted_to(*where, decode=decode)):
             changes = folded.fold(batch)
             for view, stream in streams.items():
                 stream.write(added_rows(part.views[view], changes))
             loaded.end = batch.next
             loaded.commits += len(batch.counted)
             loaded.events += sum(len(one.commit.events) for one in batch.counted)
-            advance(part.share.progress(batch.was, batch.next))
+            advance(part.share.progress(batch))
         for view, stream in streams.items():
             loaded.rows[view] = stream.finish(folded.parked_of(view))
         for build in part.builds:

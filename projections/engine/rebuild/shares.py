@@ -1,23 +1,22 @@
-"""Shares: a partition may be folded by several tasks, each of which folds the streams whose hash falls to it.
+"""Shares: a partition may be folded by several tasks, each of which folds the streams whose hash falls to it (ADR 25).
 
-Each task reads the whole partition and applies the reading rule to all its records, but decodes only the bodies of its own. A
-stream's events stay in order, and all its rows, states and parked events come from one task. Only a summary's key may get sums from
-several.
+Each applies the reading rule to all records of the partition. Rows, states and parked events of a stream come from one task; only
+a summary's key may get sums from several.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 from zlib import crc32
 
 from infra.log.records import Commit, Head, Opening, decode_head
-from infra.log.rule import Counted, Reading
 from infra.processes.engines import Engine
 from infra.processes.workers import FEW_RECORDS
+from projections.engine.store.commit import Batch
 
 MOST = 8
-"""Shares of a partition, unless more tasks are asked for: each reads the whole partition, so further ones gain little."""
+"""Shares of a partition, on average, unless more tasks are asked for: each reads all of it, so further ones gain little."""
 
 
 class Share(NamedTuple):
@@ -29,8 +28,6 @@ class Share(NamedTuple):
     def decoder(self, decode: Callable[[bytes], Commit | Opening]) -> Callable[[bytes], Commit | Head | Opening]:
         """Decodes the commits of the share's streams, and of the others what the reading rule needs."""
         number, of = self
-        if of == 1:
-            return decode
 
         def decode_own(value: bytes) -> Commit | Head | Opening:
             head = decode_head(value)
@@ -38,31 +35,25 @@ class Share(NamedTuple):
                 return head
             return decode(value)
 
-        return decode_own
+        return decode if of == 1 else decode_own
 
-    def own(self, counted: Sequence[Counted]) -> Sequence[Counted]:
-        """The share's commits among those that count."""
+    def own(self, batch: Batch) -> Batch:
+        """The batch with the share's commits only."""
         other: type = Head
-        return counted if self.of == 1 else [one for one in counted if type(one.commit) is not other]
+        mine = batch.counted if self.of == 1 else [one for one in batch.counted if type(one.commit) is not other]
+        return batch._replace(counted=mine)
 
-    def progress(self, was: Reading, now: Reading) -> int:
-        """The records from one reading to the other; those that all shares report are as many as there are."""
-        return (now.next_offset + self.number) // self.of - (was.next_offset + self.number) // self.of
-
-
-WHOLE = Share()
+    def progress(self, batch: Batch) -> int:
+        """Its part of the batch's records: those of all shares are as many as there are."""
+        return (batch.next.next_offset + self.number) // self.of - (batch.was.next_offset + self.number) // self.of
 
 
-def split(sizes: Mapping[int, int], engine: Engine, tasks: int | None) -> dict[int, int]:
-    """How many shares each of these partitions gets, at least one, so that the largest task is as small as can be.
+def split(sizes: Mapping[int, int], engine: Engine, tasks: int | None) -> dict[int, list[Share]]:
+    """Each partition's shares, at least one, so that the largest task is as small as can be; `sizes` are in records.
 
-    `sizes` are in records. Without `tasks`, there are as many as the engine runs at once; a small log is not split.
+    Without `tasks`, there are as many as the engine runs at once; a small log is not split.
     """
-    records = sum(sizes.values())
-    most = tasks or MOST
     shares = dict.fromkeys(sizes, 0)
-    for _ in range(tasks or (engine.slots if records > FEW_RECORDS else 0)):
-        larger = [partition for partition in sizes if shares[partition] < most]
-        if larger:
-            shares[max(larger, key=lambda partition: sizes[partition] / (shares[partition] + 1))] += 1
-    return {partition: max(count, 1) for partition, count in shares.items()}
+    for _ in range(tasks or min(engine.slots, MOST * len(sizes)) if tasks or sum(sizes.values()) > FEW_RECORDS else 0):
+        shares[max(sizes, key=lambda partition: sizes[partition] / (shares[partition] + 1))] += 1
+    return {partition: [Share(number, of) for number in range(of)] for partition, of in shares.items() if of}

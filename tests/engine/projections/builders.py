@@ -6,12 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 import psutil
 
 from infra.settings import Settings
+from projections.engine.rebuild.builds import Pin
+from projections.engine.rebuild.shares import Share
 from tools.testing.waiting import DEADLINE_S, until
 
 LOADED = "projections.engine.rebuild.load.PartWriter.finish"
@@ -44,6 +47,11 @@ sys.argv = ["samefold", *arguments]
 from tools.cli import main
 main()
 """
+
+
+def shared(pin: Pin, counts: Mapping[int, int]) -> Pin:
+    """A pin whose partitions are split into so many shares."""
+    return replace(pin, shares={at: [Share(number, of) for number in range(of)] for at, of in counts.items()})
 
 
 @contextmanager

@@ -41,7 +41,7 @@ from tests.engine.projections.bankviews import (
     view,
     with_views,
 )
-from tests.engine.projections.builders import STAGES, killed
+from tests.engine.projections.builders import STAGES, killed, shared
 from tests.engine.spine import scalar, set_up
 from tools.migrations.migrate import check
 from tools.testing.waiting import until
@@ -225,15 +225,15 @@ def test_loaders_of_an_abandoned_build_write_nothing_and_are_ended_where_they_ar
 def test_a_table_is_never_made_of_two_splits(bank: Bookkeeper) -> None:
     """As if tasks of a split that was given up came late."""
     world, views = bank.world, {"balances": all_views()["balances"]}
-    for late in ({}, {0: 2}, {0: 3}):
+    for late in (1, 2, 3):
         with connect(world, "test builder") as db:
             [build], pin = begin(db, [*views.values()], world.events_topic, code_set(agent_views("core")), "core")
-            for part in parts(world, world.events_topic, [build], views, pin, {0: 2}):
+            for part in parts(world, world.events_topic, [build], views, shared(pin, {0: 2})):
                 assert load(part).rows == load(part).rows, "a second attempt finds the part written"
-            for part in parts(world, world.events_topic, [build], views, pin, late):
+            for part in parts(world, world.events_topic, [build], views, shared(pin, {0: late})):
                 if part.partition == 0:
                     load(part)
-            if late == {0: 2}:
+            if late == 2:
                 finish_loading(db, build, BuildState.READY, len(pin.ends))
             else:
                 with pytest.raises(BuildAbandoned):

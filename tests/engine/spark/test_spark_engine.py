@@ -32,6 +32,7 @@ from spark_jobs.engine.spark import Spark, SparkGaveUp, attempts_of
 from spark_jobs.engine.task import CodeMissing, ExecutorNotConfigured, Failure, Task, pack
 from tests.engine.bookkeeper import Bookkeeper, fold_all
 from tests.engine.projections.bankviews import live_rows, live_table, rows
+from tests.engine.projections.builders import shared
 from tests.engine.projections.test_verify import plant, told_of
 from tests.engine.spark.spark_tasks import Order, Staged, compare_and_die_once, die, double, fail, load_staged, seen
 from tests.engine.spine import scalar, set_up
@@ -117,7 +118,7 @@ def test_a_task_killed_before_or_after_its_commit_writes_its_rows_once(
     views = {name: all_views()[name] for name in ("balances", "statement")}
     with connect(world, "test builder") as db:
         made, pin = begin(db, list(views.values()), world.events_topic, code_set(agent_views("core")), "core")
-    work = parts(world, world.events_topic, made, views, pin, {0: 2, 1: 3})
+    work = parts(world, world.events_topic, made, views, shared(pin, {0: 2, 1: 3}))
     staged = [Staged(world, replace(part, settings=None), tmp_path, f"die at {point}") for part in work]  # type: ignore[arg-type]
     loaded = spark_engine.run(load_staged, staged, 1, lambda _: None)
     assert seen(tmp_path, "reached-*.0") >= len(staged), "each part's first attempt died"
