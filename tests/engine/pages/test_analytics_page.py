@@ -1,7 +1,6 @@
 """make test-all: what needs Spark anyway.
 
-`docs/analytics.md` is executed on the bank that the demo generates. Its picture is made, and its SQL finds what Python does.
-"""
+`docs/analytics.md` is executed on the demo's bank. Its picture is made, and its SQL finds what plain Python sums up."""
 
 from __future__ import annotations
 

@@ -48,6 +48,7 @@ def test_any_context_gets_files_of_python(tmp_path: Path, context: str) -> None:
     for kind in Kind:
         made.view(f"view_{kind}", None, kind)
     made.policy("reminders", None)
+    made.dataset("by_month", None)
     for text in files(tmp_path).values():
         rows = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)]
         for row in rows:
