@@ -13,16 +13,17 @@ A task gets no settings: it reads its own environment's, and compares its code a
 # (PySpark brings no types)
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 import pyarrow as pa
@@ -107,11 +108,11 @@ class Sender:
 
 
 class EventRow(NamedTuple):
-    """A counted event. `event` is its class's, or as stored where only `decode` makes that of it."""
+    """A counted event. `event` has the fields that are asked for, or is the body as stored; `of` is its class."""
 
     counted: Counted
     partition: int
-    context: str
+    of: type
     version: int
     type: str
     event: Any
@@ -227,7 +228,7 @@ def columns_by_class(classes: Sequence[type]) -> list[Column]:
 
 
 def _field_of(event: type, get: Callable[[Any], Any]) -> Callable[[EventRow], Any]:
-    return lambda row: get(row.event) if type(row.event) is event else None
+    return lambda row: get(row.event) if row.of is event else None
 
 
 def _either(one: Callable[[Any], Any], other: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -590,8 +591,8 @@ class Decoding:
         self.as_body = not table.classes and "body" in table.names
         self.to_event = not self.as_body and bool(table.names - own)
         self.streams = wanted.streams
-        self.types: dict[str, dict[str, tuple[str, Callable[[Any], Any] | None] | None]] = {}
-        """By context and stored type, the class's name and what makes the row's event of a stored one; None for other events."""
+        self.types: dict[str, dict[str, tuple[str, type, Callable[[Any], Any] | None] | None]] = {}
+        """By context and stored type, the class's name, the class, and what makes the row's event of a body; None for other events."""
         kinds: dict[str, Any] = {}
         for context in contexts().values():
             mine = wanted.contexts is None or context.name in wanted.contexts
@@ -604,9 +605,9 @@ class Decoding:
                     and (wanted.types is None or name in wanted.types)
                 )
                 to_body = partial(_body, decode) if self.as_body and stored != stored_type(event) else None
-                of[stored] = (name, decode if self.to_event else to_body) if is_wanted else None
+                of[stored] = (name, event, decode if self.to_event else to_body) if is_wanted else None
                 at_once = is_wanted and self.to_event and decode is decoder(event) and stored not in kinds
-                kinds[stored] = event if at_once else msgspec.Raw
+                kinds[stored] = part_of(event, table.names) if at_once else msgspec.Raw
         self.decode = typed_decoder(kinds) if self.to_event else None
 
     def rows(self, counted: Iterable[Counted], partition: int) -> list[EventRow]:
@@ -634,7 +635,7 @@ class Decoding:
                     raise UnknownEvent(stream, record.type, partition=partition, offset=one.offset) from None
                 if found is None:
                     continue
-                name, make = found
+                name, kind, make = found
                 event: Any = record.data
                 if make is not None and type(event) is msgspec.Raw:
                     try:
@@ -645,8 +646,20 @@ class Decoding:
                         raise UnreadableEvent(
                             stream, record.type, error, partition=partition, offset=one.offset
                         ) from error
-                append(new(EventRow, (one, partition, context, version, name, event)))
+                append(new(EventRow, (one, partition, kind, version, name, event)))
         return rows
+
+
+def part_of(event: type, columns: set[str]) -> type:
+    """A class with those of the event's fields that are in these columns. It is decoded sooner: the others are passed over."""
+    hints = get_type_hints(event, include_extras=True)
+    fields = []
+    for one in dataclasses.fields(event):
+        if columns & {one.name, f"event_{one.name}"}:
+            given = {"default": one.default, "default_factory": one.default_factory}
+            default: Any = {name: value for name, value in given.items() if value is not MISSING}
+            fields.append((one.name, hints[one.name], msgspec.field(**default)))
+    return msgspec.defstruct(event.__name__, fields, frozen=True, gc=False, kw_only=True)
 
 
 def _body(decode: Callable[[Any], Any], data: msgspec.Raw) -> bytes:

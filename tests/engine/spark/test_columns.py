@@ -17,7 +17,7 @@ from domain.engine.storable import decoder, encode, require_exact
 from infra.log.records import Commit
 from infra.log.rule import Counted
 from spark_jobs.engine.columns import BadColumn, fields_of
-from spark_jobs.engine.source import EventRow, UnfitValue, columns_of, to_arrow
+from spark_jobs.engine.source import EventRow, UnfitValue, columns_of, part_of, to_arrow
 from tests.engine.spark.shapes import EVERY, Wide, in_column, shapes
 from tools.testing.fixtures import SEED
 
@@ -32,6 +32,8 @@ def test_each_column_holds_what_the_fold_decodes() -> None:
         for column in columns:
             held = [in_column(hints[column.name], getattr(one, column.name)) for one in decoded]
             assert column.array(decoded).to_pylist() == held, hints[column.name]
+            part = decoder(part_of(event, {column.name}))
+            assert column.array([part(body) for body in bodies]).to_pylist() == held
             of_spark = to_arrow_schema(StructType([StructField(column.name, column.type.spark)]), timezone="UTC")
             assert of_spark.equals(pa.schema([(column.name, column.type.arrow)])), "PySpark takes no other"
 
@@ -57,7 +59,7 @@ def test_a_set_has_one_order() -> None:
 def test_a_value_that_does_not_fit_is_named_with_its_place(field: str, value: Any) -> None:
     commit = msgspec.convert(COMMIT, Commit)
     fit, unfit = (
-        EventRow(Counted(offset, 0, commit), 3, "shapes", 1, "Wide", decoder(Wide)(encode({field: held})))
+        EventRow(Counted(offset, 0, commit), 3, Wide, 1, "Wide", decoder(Wide)(encode({field: held})))
         for offset, held in ((7, getattr(Wide(), field)), (8, value))
     )
     [column] = [column for column in columns_of([Wide]) if column.name == field]
