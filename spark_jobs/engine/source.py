@@ -53,6 +53,7 @@ from infra.log.partitioner import partition_of
 from infra.log.records import Commit, Opening, Record, decode_event, typed_decoder
 from infra.log.rule import START, Counted, Reading, read
 from infra.processes.code_identity import CODE, require_code
+from infra.processes.memory import folding
 from infra.settings import Settings
 from projections.engine.fold.as_of import Cut, cuts, parse_as_of
 from projections.engine.fold.errors import UnknownEvent, UnreadableEvent
@@ -60,8 +61,8 @@ from spark_jobs.engine.columns import BYTES, SMALL, TEXT, TIME, WHOLE, BadColumn
 from spark_jobs.engine.services import require_kafka
 from spark_jobs.engine.task import own_settings
 
-GATHERED = 10_000
-"""Rows of a batch that goes to Spark."""
+GATHERED, GATHERED_BYTES = 10_000, 8_000_000
+"""What a batch that goes to Spark has about: so many rows, or bytes."""
 
 
 LOOK_AGAIN_S = 0.05
@@ -331,6 +332,10 @@ class Table:
     def schema(self) -> spark.StructType:
         return spark.StructType([spark.StructField(column.name, column.type.spark) for column in self.columns])
 
+    @cached_property
+    def arrow(self) -> pa.Schema:
+        return pa.schema([(column.name, column.type.arrow) for column in self.columns])
+
     @property
     def names(self) -> set[str]:
         return {column.name for column in self.columns}
@@ -498,26 +503,30 @@ def pinned(settings: Settings, as_of: str | None = None) -> Pin:
 
 
 def batches(settings: Settings, topic_id: str, table: Table, wanted: Wanted, part: Range) -> Iterator[pa.RecordBatch]:
-    """The rows of a range, in batches. Raises what reading the log raises, UnknownEvent, UnreadableEvent, UnfitValue."""
-    names = [column.name for column in table.columns]
-    schema = pa.schema([(column.name, column.type.arrow) for column in table.columns])
-    for rows in _gathered(_rows(settings, topic_id, table, wanted, part)):
-        arrays = [to_arrow(column, rows) for column in table.columns]
-        if names:
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-        else:  # count(*)
-            yield pa.RecordBatch.from_struct_array(pa.array([{}] * len(rows), pa.struct([])))
+    """The rows of a range, in batches. Raises what reading the log raises, UnknownEvent, UnreadableEvent, UnfitValue, MemoryShort.
 
-
-def _gathered(parts: Iterable[list[Any]]) -> Iterator[list[Any]]:
-    gathered: list[Any] = []
-    for rows in parts:
-        gathered += rows
-        if len(gathered) >= GATHERED:
-            yield gathered
-            gathered = []
+    Rows become Arrow soon, while they are in the processor's cache; Spark gets fewer and larger batches.
+    """
+    gathered: list[pa.RecordBatch] = []
+    with folding() as check_memory:
+        for rows in _rows(settings, topic_id, table, wanted, part):
+            if rows:
+                gathered.append(_batch(table, rows))
+            if (
+                sum(one.num_rows for one in gathered) >= GATHERED
+                or sum(one.nbytes for one in gathered) >= GATHERED_BYTES
+            ):
+                check_memory()
+                yield pa.concat_batches(gathered)
+                gathered = []
     if gathered:
-        yield gathered
+        yield pa.concat_batches(gathered)
+
+
+def _batch(table: Table, rows: Sequence[Any]) -> pa.RecordBatch:
+    if not table.columns:  # count(*)
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * len(rows), pa.struct([])))
+    return pa.RecordBatch.from_arrays([to_arrow(column, rows) for column in table.columns], schema=table.arrow)
 
 
 def to_arrow(column: Column, rows: Sequence[Any]) -> pa.Array:
@@ -592,7 +601,7 @@ class Decoding:
         self.to_event = not self.as_body and bool(table.names - own)
         self.streams = wanted.streams
         self.types: dict[str, dict[str, tuple[str, type, Callable[[Any], Any] | None] | None]] = {}
-        """By context and stored type, the class's name, the class, and what makes the row's event of a body; None for other events."""
+        """By context and stored type: the class's name, the class, what makes the row's event of a body. None for other events."""
         kinds: dict[str, Any] = {}
         for context in contexts().values():
             mine = wanted.contexts is None or context.name in wanted.contexts
@@ -607,7 +616,8 @@ class Decoding:
                 to_body = partial(_body, decode) if self.as_body and stored != stored_type(event) else None
                 of[stored] = (name, event, decode if self.to_event else to_body) if is_wanted else None
                 at_once = is_wanted and self.to_event and decode is decoder(event) and stored not in kinds
-                kinds[stored] = part_of(event, table.names) if at_once else msgspec.Raw
+                part = event if name_of(event) in table.names else part_of(event, table.names)
+                kinds[stored] = part if at_once else msgspec.Raw
         self.decode = typed_decoder(kinds) if self.to_event else None
 
     def rows(self, counted: Iterable[Counted], partition: int) -> list[EventRow]:

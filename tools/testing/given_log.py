@@ -23,9 +23,9 @@ class GivenLog(Log):
         self._rows, versions = [], Counter[str]()
         for offset, (stream, event) in enumerate(events):
             versions[stream] += 1
-            context, _, kind = name_of(type(event)).partition(".")
+            kind = name_of(type(event)).partition(".")[2]
             commit = Commit(stream, versions[stream], [], f"c{offset}", offset, "", "accepted", None, 0, offset + 1)
-            self._rows.append(EventRow(Counted(offset, time_ms, commit), 0, context, commit.version, kind, event))
+            self._rows.append(EventRow(Counted(offset, time_ms, commit), 0, type(event), commit.version, kind, event))
 
     def events(self, of: Any = None, *, columns: Sequence[str] = ()) -> DataFrame:
         classes = of if isinstance(of, list | tuple) else get_args(of) or (of,)
