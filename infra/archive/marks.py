@@ -1,7 +1,7 @@
 """Marks: reading states at offsets of the log, from which a reader may begin instead of at its start (ADR 24).
 
 The agent `core` writes one for about every 50,000 records of a partition into `log_marks`; the archive's manifest has those at
-which its files end. `read_from` checks a mark against the log before it uses it; `nearest` and `between` do not.
+which its files end. `read_from` checks a mark against the log before it uses it.
 """
 
 import logging
@@ -36,13 +36,9 @@ def write(connection: Connection, topic: str, topic_id: str, known: Iterable[tup
 
 
 def between(settings: Settings, topic: Topic, partition: int, start: int, stop: int) -> list[Reading]:
-    """The states that are known in (start, stop), by offset: where a scan may be split. Raises DatabaseUnavailable."""
-    return list({one.next_offset: one for one in _known(settings, topic, partition, start, stop - 1)[::-1]}.values())
-
-
-def nearest(settings: Settings, topic: Topic, partition: int, offset: int) -> Reading:
-    """The newest state that is known at or before `offset`; START without any, or a database. Raises DatabaseUnavailable."""
-    return next(iter(_known(settings, topic, partition, 0, offset, most=1)), START)
+    """The marks in (start, stop), by offset, not checked: where a scan may be split. Raises DatabaseUnavailable."""
+    found = _known(settings, topic, partition, start, stop - 1, None)
+    return list({one.next_offset: one for one in found[::-1]}.values())
 
 
 def read_from(
@@ -54,7 +50,7 @@ def read_from(
     UnreadableRecord, DatabaseUnavailable.
     """
     batches: Iterator[list[Record]]
-    for reading in [*_known(settings, topic, partition, 0, start, most=TRIES), START]:
+    for reading in [*_known(settings, topic, partition, 0, start, TRIES), START]:
         batches = read_range(settings, topic.name, partition, max(reading.next_offset - 1, 0), stop, consumer=consumer)
         if reading == START:
             break
@@ -76,10 +72,8 @@ def read_from(
 def _confirms(record: Record, mark: Reading) -> bool:
     """Whether the log holds, just before a mark, a commit with its epoch, sequence number and command's offset.
 
-    A mark is only written behind a commit that counted. So one of another log, of a log that lost its end and grew again, or one
-    that was edited meets another record here; those of a recreated topic have another id. It does not prove that the commit
-    counted, as a mark forged behind a void one shows: that takes all records since the opening. The opening's own record would
-    prove nothing more: only the writer whose opening is at `epoch` writes that into its commits.
+    That it counted only all records since the opening could prove; the opening's own record proves nothing more than the epoch in
+    this one, which only its writer writes. So a mark that somebody forged behind a void commit is believed, as a position is.
     """
     if record.offset != mark.next_offset - 1:
         return False
@@ -99,10 +93,8 @@ select f.end_offset, f.end_epoch, f.end_seq, f.end_command_offset
 """
 
 
-def _known(
-    settings: Settings, topic: Topic, partition: int, start: int, stop: int, *, most: int | None = None
-) -> list[Reading]:
-    """The states in (start, stop], the newest first."""
+def _known(settings: Settings, topic: Topic, partition: int, start: int, stop: int, most: int | None) -> list[Reading]:
+    """The newest states in (start, stop], the newest first; none without a database."""
     if settings.database_url is None:
         return []
     with session(settings, "samefold marks") as connection:

@@ -39,16 +39,13 @@ RIGHTS: Final[Mapping[str, Iterable[tuple[str, tuple[str, ...]]]]] = {
         ("select, insert, update, delete", ("lanes", "outbox", "posts", "relay_leases")),
         ("select, insert, update", ("activations", "positions")),
         ("select, insert", ("parked", "topics")),
-        (
-            "select",
-            ("alembic_version", "archive_files", "command_types", "live", "log_marks", "skips", "stopped_views"),
-        ),
+        ("select", ("alembic_version", "archive_files", "command_types", "live", "skips", "stopped_views")),
         *_KEYS,
     ],
     "handler": [
         ("select, update (generation)", ("positions",)),
         ("select, insert", ("command_types", "topics")),
-        ("select", (STATES, OUTCOMES, "archive_files", "event_types", "live", "log_marks", "stopped_views")),
+        ("select", (STATES, OUTCOMES, "archive_files", "event_types", "live", "stopped_views")),
     ],
     "api": [
         ("select", (ROWS, OUTCOMES, *_STATUS)),

@@ -83,7 +83,7 @@ personal_keys         policy api                  policy api           -        
 forgotten_subjects    policy api                  policy api           -             -
 keys_position         policy api                  policy api           -             -
 archive_files         agent policy handler        -                    -             -
-log_marks             agent policy handler        agent                -             -
+log_marks             agent                       agent                -             -
 alembic_version       agent policy                -                    -             -
 """
 """Who may do what with a whole table; by columns, some may more."""

@@ -10,7 +10,7 @@ import pytest
 
 from infra.archive import marks, write
 from infra.archive.jobs import archive_log
-from infra.archive.marks import between, nearest, read_from
+from infra.archive.marks import between, read_from
 from infra.archive.whole_log import read_range
 from infra.database.connect import connect
 from infra.log import topics
@@ -49,6 +49,10 @@ def log(world: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Boo
 
 def topic_of(keeper: Bookkeeper) -> Topic:
     return topics.describe(keeper.world, keeper.world.events_topic)
+
+
+def nearest(settings: Settings, topic: Topic, partition: int, offset: int) -> Reading:
+    return max(between(settings, topic, partition, 0, offset + 1), default=START)
 
 
 def states(keeper: Bookkeeper, partition: int) -> dict[int, Reading]:
