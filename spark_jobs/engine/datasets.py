@@ -29,6 +29,7 @@ from infra.errors import SamefoldError, in_words
 from projections.engine.views.view import NAME, version_of
 from spark_jobs.engine.columns import fields_of
 from spark_jobs.engine.lake_files import SILVER
+from spark_jobs.engine.session import named_error
 from spark_jobs.engine.source import EVENTS, Pin, columns_of, name_of
 from spark_jobs.engine.tables import Log
 
@@ -118,13 +119,9 @@ class Rows:
             raise
         except Exception as error:
             raise failed(dataset.name, error) from error
-        wrong = (
-            [*dataset.partitioned_by]
-            if not isinstance(made, DataFrame)
-            else {*dataset.partitioned_by} - {*made.columns}
-        )
-        if wrong or not isinstance(made, DataFrame):
-            what = f"a DataFrame without '{min(wrong)}'" if isinstance(made, DataFrame) else type(made).__name__
+        missing = {*dataset.partitioned_by} - {*(made.columns if isinstance(made, DataFrame) else ())}
+        if missing or not isinstance(made, DataFrame):
+            what = f"a DataFrame without '{min(missing)}'" if isinstance(made, DataFrame) else type(made).__name__
             hint = "It returns a DataFrame of Spark, with the columns of PARTITIONED_BY."
             raise DatasetFailed(f"`table` of dataset '{dataset.name}' returned {what}.", hint)
         return made, None
@@ -152,10 +149,10 @@ def _day() -> Column:
     return F.expr("date_from_unix_date(cast(unix_micros(time) div 86400000000 as int))")
 
 
-def failed(name: str, error: Exception) -> DatasetFailed:
-    """The error in a sentence; of a task, what its Python raised."""
+def failed(name: str, error: Exception) -> SamefoldError:
+    """The named error that ended a task; else the error in a sentence, of a task what its Python raised."""
     text = str(error) if isinstance(error, SPARK_ERRORS) else in_words(error)
     if "No space left on device" in text:
         return DatasetFailed(f"Dataset '{name}' was not written: no space is left.", "Make room, and run it again.")
     raised = _RAISED.findall(text) or [in_words(error)]
-    return DatasetFailed(f"Dataset '{name}' could not be made: {raised[-1]}")
+    return named_error(error) or DatasetFailed(f"Dataset '{name}' could not be made: {raised[-1]}")

@@ -147,11 +147,11 @@ def _changed(name: str, columns: str, before: Manifest) -> DatasetChanged:
 
 def _written(lake: Lake, dataset: Dataset, made: DataFrame) -> list[File]:
     """Write rows where no reader looks. A file per folder, unless it would be large."""
-    by, known = dataset.partitioned_by, {one.path for one in lake.written(dataset.name, set())}
+    by, name, known = dataset.partitioned_by, dataset.name, lake.paths(dataset.name)
     writer = made.hint("rebalance", *by).write.mode("append").partitionBy(*by)
-    writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(lake.url_of(dataset.name))
+    writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(lake.url_of(name))
     reach("dataset written")
-    return lake.written(dataset.name, known)
+    return lake.files(name, lake.paths(name) - known)
 
 
 def _compacted(lake: Lake, spark: SparkSession, name: str, files: list[File]) -> list[File]:
@@ -159,10 +159,10 @@ def _compacted(lake: Lake, spark: SparkSession, name: str, files: list[File]) ->
     small = sorted((one for one in files if one.size < SMALL), key=lambda one: dirname(one.path))
     for folder, group in groupby(small, key=lambda one: dirname(one.path)):
         if len(many := list(group)) >= MANY:
-            known = {one.path for one in lake.written(name, set())}
+            known = lake.paths(name)
             read = spark.read.parquet(*(lake.url_of(name, one.path) for one in many))
             read.coalesce(1).write.mode("append").parquet(lake.url_of(name, folder))
-            files = [one for one in files if one not in many] + lake.written(name, known)
+            files = [one for one in files if one not in many] + lake.files(name, lake.paths(name) - known)
     return files
 
 

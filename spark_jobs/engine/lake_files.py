@@ -87,17 +87,22 @@ class Lake:
         at = str(self._files.unstrip_protocol(self._at(HIDDEN, name, DATA, path)))
         return at.replace("s3://", "s3a://", 1) if at.startswith("s3://") else at
 
-    def written(self, name: str, known: set[str]) -> list[File]:
-        """The files beside the known ones, made durable where the store is this machine's."""
-        base, found = self._at(HIDDEN, name, DATA), []
+    def paths(self, name: str) -> set[str]:
+        """All files that runs have written and nobody has swept."""
+        base = self._at(HIDDEN, name, DATA)
         with self._naming():
-            for path, about in self._find(base).items():
-                if path.endswith(".parquet") and path[len(base) + 1 :] not in known:
-                    with self._files.open(path) as file:
-                        rows = pq.ParquetFile(file).metadata.num_rows
-                        if self.has_links:
-                            os.fsync(file.fileno())
-                    found.append(File(path[len(base) + 1 :], rows, about["size"]))
+            self._files.invalidate_cache()
+            return {path[len(base) + 1 :] for path in self._files.find(base)}
+
+    def files(self, name: str, paths: set[str]) -> list[File]:
+        """The Parquet files among these, made durable where the store is this machine's."""
+        found = []
+        with self._naming():
+            for path in sorted(one for one in paths if one.endswith(".parquet")):
+                with self._files.open(at := self._at(HIDDEN, name, DATA, path)) as file:
+                    found.append(File(path, pq.ParquetFile(file).metadata.num_rows, self._files.size(at)))
+                    if self.has_links:
+                        os.fsync(file.fileno())
         return found
 
     def commit(self, name: str, manifest: Manifest) -> None:
@@ -127,9 +132,8 @@ class Lake:
         manifest, hidden = self.manifest(name), self._at(HIDDEN, name)
         needed = {file.path for file in manifest.files} if manifest else set()
         with self._naming():
-            for path in self._find(f"{hidden}/{DATA}"):
-                if path[len(hidden) + len(DATA) + 2 :] not in needed:
-                    self._files.rm_file(path)
+            for path in self.paths(name) - needed:
+                self._files.rm_file(f"{hidden}/{DATA}/{path}")
             if self.has_links:
                 kept = {DATA, Path(self._at(name)).resolve().name}
                 for folder in {*self._entries(f"{HIDDEN}/{name}")} - kept:
@@ -147,10 +151,6 @@ class Lake:
                 return sorted(posixpath.basename(path) for path in self._files.ls(self._at(folder), detail=False))
             except FileNotFoundError:
                 return []
-
-    def _find(self, folder: str) -> dict[str, dict[str, int]]:
-        self._files.invalidate_cache()
-        return dict(self._files.find(folder, detail=True))
 
     def _at(self, *path: str) -> str:
         return "/".join((self._root, *filter(None, path)))

@@ -17,6 +17,7 @@ from threading import Event as Flag
 from typing import Any
 
 import duckdb
+import msgspec
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,11 +29,13 @@ from domain.accounts import MoneyDeposited
 from infra.archive.whole_log import read_range
 from infra.database.connect import DatabaseUnavailable
 from infra.errors import NotConfigured, SamefoldError
+from infra.log.records import EventRecord
 from infra.log.rule import START, read
 from infra.log.topics import TopicChanged
 from infra.processes import faultpoints
 from infra.processes.faultpoints import LAKE, Point
 from infra.settings import Settings
+from projections.engine.fold.errors import UnknownEvent
 from spark_jobs.engine import lake, lake_files
 from spark_jobs.engine.datasets import BadDataset, DatasetFailed, datasets
 from spark_jobs.engine.lake import DatasetChanged, LakeBusy, lake_session, update, verify
@@ -179,6 +182,28 @@ def test_all_tables_are_there_without_any_file_and_an_update_writes_only_what_is
     assert samefold("lake", "drop", TURNOVER, "--yes", settings=world).returncode == 0
     assert TURNOVER not in Lake(world).names()
     assert samefold("lake", "drop", TURNOVER, "--yes", settings=world).returncode == 2
+
+
+def test_a_log_without_any_record_gives_tables_without_rows(
+    world: Settings, spark: SparkSession, spark_place: Path, tmp_path: Path
+) -> None:
+    world = world.model_copy(update={"lake_url": str(tmp_path / "lake")})
+    (spark_place / "dev.env").write_text(dev_env(world))
+    set_up(world)
+    some = [DEPOSITS, TURNOVER]
+    assert [(one["what"], one["rows"]) for one in update(world, spark, some)] == [("made", 0)] * 2
+    assert [one["differs"] for one in verify(world, spark, some)] == [False] * 2
+    Bookkeeper(world).life(ACCOUNTS, 5)
+    assert [one["rows"] for one in update(world, spark, some)] == [18, 6]
+    assert is_exact(world) == 18
+
+
+def test_an_event_that_the_code_does_not_know_is_named(bank: Bookkeeper, spark: SparkSession) -> None:
+    bank.commit("1", MoneyDeposited(cents=1, on=DAY), events=[EventRecord("Renamed", msgspec.Raw(b"{}"))])
+    bank.flush()
+    with pytest.raises(UnknownEvent, match="Renamed"):
+        update(bank.world, spark, [DEPOSITS])
+    assert Lake(bank.world).names() == []
 
 
 def test_verify_finds_a_row_that_is_missing_and_one_that_is_there_twice(bank: Bookkeeper, spark: SparkSession) -> None:
