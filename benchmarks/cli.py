@@ -14,6 +14,7 @@ NAMES = (
     "project",
     "rebuild",
     "spark",
+    "scan",
     "latency",
     "http",
     "switch",

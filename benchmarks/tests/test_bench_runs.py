@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from benchmarks import check, crud, handle, http, jvm, overload, project, reads, rebuild, spark, starts, switch
+from benchmarks import check, crud, handle, http, jvm, overload, project, reads, rebuild, scan, spark, starts, switch
 from benchmarks.check import RunVoid
 from benchmarks.cli import NAMES
 from benchmarks.overload import Case
@@ -51,6 +51,7 @@ RUNS = {
         {spark.LOCAL, spark.FIRST, spark.WARM, spark.SIMPLE, spark.first_job(spark.CALLS[0])},
         {"SIZES": {spark.MEASURED: 5_000_000}, "CALLS": spark.CALLS[:1]},
     ),
+    "scan": Run({scan.OURS, scan.PEER}),
     "latency": Run({"samefold, send to visible"}, scale=0.05),
     "http": Run({http.OURS, http.WITHOUT, http.CONSTANT, *http.REQUESTS}, scale=0.01),
     "switch": Run({switch.WAIT, switch.GAP, switch.RELEASE}),
