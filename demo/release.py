@@ -22,10 +22,11 @@ from typing import Any, NamedTuple
 from psycopg import sql
 
 from commands.client import wait_for
-from demo import report, tree
+from demo import question, report, tree
 from demo.bank import Bank, command_for
 from demo.crew import Crew
 from demo.proof import Key, Proof, counted_in, rows_of
+from demo.question import Year, years_of
 from demo.report import Reporter
 from demo.traffic import Traffic
 from demo.watch import Before, Watch
@@ -88,6 +89,8 @@ class Released:
     now: Sums
     expected_then: Sums
     expected_now: Sums
+    years: list[Year]
+    expected_years: list[Year]
     took: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -103,6 +106,8 @@ class Released:
             for found, expected in pairs
             if found != expected
         ]
+        if self.years != self.expected_years:
+            told.append(f"the log's answer is {self.years}, and the file's {self.expected_years}")
         stored, read, new = self.bodies
         types = (stored["type"], read["type"], new["type"])
         if types != (tree.EVENT, f"{tree.EVENT}/2", f"{tree.EVENT}/2"):
@@ -167,6 +172,9 @@ def release(
                 verified = samefold.told("verify", *SPARK)
             with timed("as_of", f"'{tree.VIEW}' as it was before, in a table of its own"):
                 travelled = samefold.told(*look_back)
+            with timed("question", "the log asked in SQL, with Spark"):
+                told = samefold.python("the question", question.PROGRAM, before.isoformat(), question.QUESTION)
+                years = [Year(*row) for row in json.loads(told.splitlines()[-1])]
             bodies = bodies_in(samefold, traffic.commands)
     log = counted_in(settings)
     lost, doubled = judge(traffic.commands, log, rows_of(settings, log).outcomes)
@@ -187,6 +195,8 @@ def release(
         now=sums_of(settings, rebuilt["tables"][tree.VIEW]),
         expected_then=Sums(proof.balance, deposited),
         expected_now=Sums(proof.balance + traffic.deposited - traffic.withdrawn, deposited + traffic.deposited),
+        years=years,
+        expected_years=years_of(bank.transactions),
         took=took,
     )
 
@@ -239,10 +249,13 @@ class CommandLine:
         return found
 
     def run(self, *arguments: str) -> str:
-        """The command's output. An interrupt ends the command with all that it started. Raises CommandFailed."""
-        typed = f"samefold {' '.join(arguments)}"
+        """The command's output. Raises CommandFailed."""
+        return self.python(f"samefold {' '.join(arguments)}", "from tools.cli import main; main()", *arguments)
+
+    def python(self, typed: str, program: str, *arguments: str) -> str:
+        """A program's output. An interrupt ends it with all that it started. Raises CommandFailed, which calls it `typed`."""
         with subprocess.Popen(
-            [sys.executable, "-c", "from tools.cli import main; main()", *arguments],
+            [sys.executable, "-c", program, *arguments],
             cwd=self._folder,
             env=self._environment,
             stdin=subprocess.DEVNULL,

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from demo import tree
 from demo.crew import Role
+from demo.question import QUESTION
 from tools.terminal import stdout
 
 if TYPE_CHECKING:
@@ -157,6 +158,15 @@ def show_release(found: Released) -> None:
         stdout.print(
             f"  [dim]{label:<16}[/dim] {escape(event['type'])} {escape(body)}", soft_wrap=True, highlight=False
         )
+    same = "the file gives the same answer" if found.years == found.expected_years else "the file gives another answer"
+    stdout.print(f"\n[bold]A question to the log[/bold], in SQL, as of then; {same}")
+    for line in QUESTION.splitlines():
+        stdout.print(f"    [dim]{escape(line)}[/dim]", highlight=False)
+    stdout.print(
+        _grid(
+            *((str(one.year), grouped(one.cents), f"{one.currency}, {one.deposits:,} deposits") for one in found.years)
+        )
+    )
     for wrong in found.disagreements:
         stdout.print(f"  [red]{escape(wrong)}[/red]")
     took = f"All of it took {sum(found.took.values()):.1f} s."

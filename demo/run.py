@@ -114,6 +114,7 @@ def _released(found: Released) -> dict[str, Any]:
     past = {"as_of": found.as_of.isoformat(), "table": found.table_then, **then}
     rebuild = dict(found.rebuilt)
     told["event"] = found.bodies._asdict()
+    told["years"] = [one._asdict() for one in found.years]
     return {"commands": found.sent, **told, **now, "then": past, "rebuild": rebuild, "seconds": found.took}
 
 

@@ -190,7 +190,15 @@ def test_the_next_release_takes_over_while_commands_keep_coming(few: Path, place
     assert (stored["type"], as_read["type"], new["type"]) == ("MoneyDeposited", "MoneyDeposited/2", "MoneyDeposited/2")
     assert as_read["data"] == stored["data"] | {"currency": "CZK"}
     assert new["data"]["currency"] == "CZK"
-    assert set(found["seconds"]) == {"check", "migrate", "beside", "rebuild", "handover", "stop", "verify", "as_of"}
+    steps = {"check", "migrate", "beside", "rebuild", "handover", "stop", "verify", "as_of", "question"}
+    assert set(found["seconds"]) == steps
+    files = [one for one in read(few) if one.direction == "credit" and one.purpose != "interest"]
+    assert {(one["year"], one["deposits"], one["cents"], one["currency"]) for one in found["years"]} == {
+        (year, len(cents), sum(cents), "CZK")
+        for year in {one.on.year for one in files}
+        if (cents := [one.cents for one in files if one.on.year == year])
+    }
+    assert "group by year, currency" in printed
     assert "+    deposited: int" in printed
     assert "+    VERSION: ClassVar[int] = 2" in printed
     assert f"stored before    MoneyDeposited {json.dumps(stored['data'])}" in printed

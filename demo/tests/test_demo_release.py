@@ -16,6 +16,7 @@ import pytest
 
 from demo import release, tree
 from demo.proof import Key
+from demo.question import Year
 from demo.release import Bodies, CommandFailed, CommandLine, Released, Sums, judge
 from infra.log.records import Command
 from tools.testing.fixtures import ROOT
@@ -62,6 +63,8 @@ RELEASED = Released(
     now=Sums(6, 2),
     expected_then=Sums(5, 1),
     expected_now=Sums(6, 2),
+    years=[Year(1993, "CZK", 1, 5)],
+    expected_years=[Year(1993, "CZK", 1, 5)],
 )
 
 
@@ -71,9 +74,20 @@ RELEASED = Released(
         *({"lost": 1}, {"doubled": 1}, {"differences": 1}, {"then": Sums(5, 2)}, {"now": Sums(5, 2)}),
         {"bodies": BODIES._replace(read=BODIES.stored)},
         {"bodies": BODIES._replace(new=BODIES.stored)},
+        {"years": [Year(1993, "CZK", 1, 6)]},
         {"bodies": BODIES._replace(read=BODIES.new)},
     ],
-    ids=["lost", "doubled", "differences", "then", "now", "read as it was", "stored as before", "another amount"],
+    ids=[
+        "lost",
+        "doubled",
+        "differences",
+        "then",
+        "now",
+        "read as it was",
+        "stored as before",
+        "a year",
+        "another amount",
+    ],
 )
 def test_it_holds_only_if_all_of_it_does(wrong: dict[str, Any]) -> None:
     assert RELEASED.holds
