@@ -12,7 +12,7 @@ from confluent_kafka import Consumer
 
 from infra.archive.whole_log import read_range
 from infra.database.connect import Connection, session
-from infra.log.records import Commit, Record, decode_event, decode_head
+from infra.log.records import Opening, Record, decode_event, decode_head
 from infra.log.rule import START, Reading, read
 from infra.log.topics import Topic
 from infra.settings import Settings
@@ -77,8 +77,10 @@ def _confirms(record: Record, mark: Reading) -> bool:
     """
     if record.offset != mark.next_offset - 1:
         return False
-    commit = decode_event(record)
-    return isinstance(commit, Commit) and (commit.epoch, commit.seq, commit.command_offset) == mark[1:]
+    entry = decode_event(record)
+    if isinstance(entry, Opening):  # where a file of the archive may end
+        return (record.offset, 0) == (mark.epoch, mark.seq)
+    return entry is not None and (entry.epoch, entry.seq, entry.command_offset) == mark[1:]
 
 
 _KNOWN = """

@@ -57,10 +57,10 @@ class Services:
             )
 
 
-def require_kafka(settings: Settings, sender: str, topic_id: str) -> None:
+def require_kafka(settings: Settings, sender: str, topic_id: str, within_s: float | None = None) -> None:
     """Raises WrongKafka where these settings lead to another topic of events than the sender's; KafkaUnavailable."""
     try:
-        found = topics.describe(settings, settings.events_topic).id
+        found = topics.describe(settings, settings.events_topic, admin=topics.Admin(settings, within_s)).id
     except topics.TopicMissing:
         found = "none"
     if found != topic_id:

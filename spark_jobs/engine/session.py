@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 LOCAL = "local[*,4]"
 """All cores of this machine; four attempts at a task whose process is killed, as on a cluster."""
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 REACH_S = 5.0
 STOP_S = 10.0
 HELP = "See docs/operating.md."

@@ -33,11 +33,6 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
     InputPartition,
 )
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -52,6 +47,7 @@ from infra.log import topics
 from infra.log.partitioner import partition_of
 from infra.log.records import Commit, Opening, Record, decode_event, typed_decoder
 from infra.log.rule import START, Counted, Reading, read
+from infra.log.source import NO_PROGRESS_S, LogTrimmed
 from infra.processes.code_identity import CODE, require_code
 from infra.processes.memory import folding
 from infra.settings import Settings
@@ -101,7 +97,7 @@ class Sender:
         """This process's own settings. Raises WrongCode, WrongKafka, ExecutorNotConfigured, KafkaUnavailable."""
         require_code(self.code)
         settings = own_settings()
-        require_kafka(settings, self.kafka, self.topic_id)
+        require_kafka(settings, self.kafka, self.topic_id, NO_PROGRESS_S)
         return settings
 
 
@@ -245,10 +241,11 @@ def _either(one: Callable[[Any], Any], other: Callable[[Any], Any]) -> Callable[
 class Samefold(DataSource):
     """The data source. Its options:
 
-    read        `events` (by default), `commits` or `records`; `ends`, the reading state at the end of each partition
+    read        `events` (by default), `commits` or `records`
     events      of `events`: which, by context and class, `rooms.RoomBooked,rooms.BookingCancelled`; by default all,
                 with `body` instead of their fields
-    by          of `events`: `class`, for a struct of each class's fields
+    stream      only this one's rows; one partition is read
+    since       only rows of this time or later, written as `as_of`
     as_of       of a batch: a time or positions, as `samefold rebuild --as-of` takes it
     tasks       of a batch: how many tasks read it at most, if it is long; by default as many as this machine has cores
     starting    of a stream: `earliest` (by default), `latest`, or positions as `0:123,1:456`
@@ -304,29 +301,32 @@ class Table:
     read: str
     classes: tuple[type, ...]
     columns: tuple[Column, ...]
+    stream: str | None = None
+    """Rows of this stream only."""
+    since_ms: int = 0
+    """Rows of this time, in ms since the epoch, or later."""
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Table:
         """Raises BadOption, BadColumn, BadContext."""
         kind, events = options.get("read", "events"), options.get("events", "")
+        stream, since_ms = options.get("stream"), _since(options.get("since", ""))
         if events and kind != "events":
             raise BadOption(f"Option 'events' goes with read=events, not with read={kind}.", "Leave it out.")
         if kind == "events":
-            classes = named_events(events)
-            if not classes:
-                return cls(kind, (), (*EVENTS, BODY))
-            columns = columns_by_class(classes) if options.get("by") == "class" else columns_of(classes)
-            return cls(kind, tuple(classes), tuple(columns))
+            classes = tuple(dict.fromkeys(named_events(events)))
+            made = columns_by_class if options.get("by") == "class" else columns_of
+            return cls(kind, classes, tuple(made(classes)) if classes else (*EVENTS, BODY), stream, since_ms)
         if kind in _OTHERS:
-            return cls(kind, (), _OTHERS[kind])
-        raise BadOption(f"Option 'read' is '{kind}'.", "It is events, commits, records or ends.")
+            return cls(kind, (), _OTHERS[kind], stream, since_ms)
+        raise BadOption(f"Option 'read' is '{kind}'.", "It is events, commits or records.")
 
     def only(self, names: Sequence[str]) -> Table:
         """Its columns of these names, in this order. Raises BadOption."""
         by_name = {column.name: column for column in self.columns}
         if unknown := [name for name in names if name not in by_name]:
             raise BadOption(f"There is no column '{unknown[0]}'.", f"There are: {', '.join(by_name)}.")
-        return Table(self.read, self.classes, tuple(by_name[name] for name in names))
+        return replace(self, columns=tuple(by_name[name] for name in dict.fromkeys(names)))
 
     @property
     def schema(self) -> spark.StructType:
@@ -340,57 +340,25 @@ class Table:
     def names(self) -> set[str]:
         return {column.name for column in self.columns}
 
+    def has(self, record: Record) -> bool:
+        """Whether a record is of the table's stream and time."""
+        return record.time_ms >= self.since_ms and (self.stream is None or record.key == self.stream.encode())
+
     @property
     def needs_rule(self) -> bool:
         return self.read != "records" or bool(self.names & _BY_RULE)
 
 
-@dataclass
-class Wanted:
-    """What filters leave: None is all. Spark applies the filters itself, too: this only saves reading and decoding."""
-
-    types: set[str] | None = None
-    contexts: set[str] | None = None
-    streams: set[str] | None = None
-    partitions: set[int] | None = None
-    since: datetime | None = None
-
-    def take(self, one: Filter) -> None:
-        match one:
-            case EqualTo(("type",), str(value)):
-                self.types = _both(self.types, {value})
-            case In(("type",), values):
-                self.types = _both(self.types, set(values))
-            case EqualTo(("context",), str(value)):
-                self.contexts = _both(self.contexts, {value})
-            case In(("context",), values):
-                self.contexts = _both(self.contexts, set(values))
-            case EqualTo(("stream",), str(value)):
-                self.streams = _both(self.streams, {value})
-            case In(("stream",), values):
-                self.streams = _both(self.streams, set(values))
-            case EqualTo(("partition",), int(value)):
-                self.partitions = _both(self.partitions, {value})
-            case In(("partition",), values):
-                self.partitions = _both(self.partitions, set(values))
-            case GreaterThan(("time",), datetime() as value) | GreaterThanOrEqual(("time",), datetime() as value):
-                at = value if value.tzinfo else value.replace(tzinfo=UTC)
-                self.since = max(self.since or at, at)
-            case _:
-                pass
-
-    def of(self, count: int) -> set[int]:
-        """The partitions, of so many."""
-        found = set(range(count)) & (set(range(count)) if self.partitions is None else self.partitions)
-        return found if self.streams is None else found & {partition_of(one, count) for one in self.streams}
-
-
-def _both(one: set[Any] | None, other: set[Any]) -> set[Any]:
-    return other if one is None else one & other
-
-
-_TABLE = {"read", "events", "by"}
+_TABLE = {"read", "events", "by", "stream", "since"}
 """The options that say what is read."""
+
+
+def _since(text: str) -> int:
+    """Milliseconds since the epoch. Raises BadMoment, BadOption."""
+    at = parse_as_of(text, datetime.now(UTC)) if text else datetime.fromtimestamp(0, UTC)
+    if not isinstance(at, datetime):
+        raise BadOption(f"Option 'since' is '{text}'.", "It is a time.")
+    return max(int(at.timestamp() * 1_000), 0)
 
 
 def _require_known(options: Mapping[str, str], known: set[str]) -> None:
@@ -412,33 +380,33 @@ class Batch(DataSourceReader):
 
     def __init__(self, options: Mapping[str, str], table: Table) -> None:
         _require_known(options, {*_TABLE, "as_of", "tasks", "pin"})
-        self.pin = Pin.parse(options["pin"]) if "pin" in options else pinned(own_settings(), options.get("as_of"))
+        self.pin = Pin.parse(options["pin"]) if "pin" in options else pinned(Settings(), options.get("as_of"))
         self.sender = Sender(self.pin.kafka, self.pin.topic_id)
         self.tasks = _count(options, "tasks", os.cpu_count() or 1)
         self.table = table
-        self.wanted = Wanted()
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        for one in filters:
-            self.wanted.take(one)
-        return filters
 
     def partitions(self) -> Sequence[InputPartition]:
-        settings = own_settings()
-        topic = self.pin.topic(settings.events_topic)
-        ends = {partition: self.pin.ends[partition] for partition in sorted(self.wanted.of(len(self.pin.ends)))}
-        begins = {partition: self.pin.begins.get(partition, START).next_offset for partition in ends}
-        if self.wanted.since is not None:
+        """Raises TopicChanged, KafkaUnavailable, DatabaseUnavailable."""
+        settings, table, pin = Settings(), self.table, self.pin
+        topic = topics.describe(settings, settings.events_topic)
+        topics.require_same(pin.topic(topic.name), topic)
+        ends = (
+            pin.ends if table.stream is None else {p: pin.ends[p] for p in [partition_of(table.stream, len(pin.ends))]}
+        )
+        begins = {partition: pin.begins.get(partition, START).next_offset for partition in ends}
+        if table.since_ms:
             # a millisecond earlier: the broker's index may pass over records of the very time
-            since_ms = int(self.wanted.since.timestamp() * 1_000) - 1
-            found = topics.offsets_at(settings, topic, since_ms)
-            begins = {p: max(begin, found.get(p, ends[p].next_offset)) for p, begin in begins.items()}
-        if self.table.read == "ends":
-            return [Range(p, end.next_offset, end, self.pin.begins.get(p)) for p, end in ends.items()]
+            later = topics.offsets_at(settings, topic, table.since_ms - 1)
+            firsts = {p: later.get(p, topic.end[p]) for p in begins}
+            # where Kafka's first record is of that time already, the archive may have others
+            begins |= {p: max(begins[p], at) for p, at in firsts.items() if at > topic.first[p]}
+        if table.read == "ends":  # from the nearest mark, but a cut by time is found only from the beginning on
+            begins = {p: begins[p] if end.until_ms else end.next_offset for p, end in ends.items()}
+            return [Range(p, begins[p], end, pin.begins.get(p)) for p, end in ends.items()]
         total = sum(max(ends[partition].next_offset - begin, 0) for partition, begin in begins.items())
         share = max(total // self.tasks, marks.EVERY)
         return [
-            Range(partition, begin, ends[partition]._replace(next_offset=stop), self.pin.begins.get(partition))
+            Range(partition, begin, ends[partition]._replace(next_offset=stop), pin.begins.get(partition))
             for partition, first in begins.items()
             for begin, stop in _pieces(settings, topic, partition, first, ends[partition], share)
         ]
@@ -446,7 +414,7 @@ class Batch(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Range):  # PySpark's own, where there is none to read
             return iter(())
-        return batches(self.sender.enter(), self.sender.topic_id, self.table, self.wanted, partition)
+        return batches(self.sender.enter(), self.sender.topic_id, self.table, partition)
 
 
 def _pieces(
@@ -486,9 +454,7 @@ class Pin(NamedTuple):
         return json.dumps(self)
 
     def topic(self, name: str) -> topics.Topic:
-        return topics.Topic(
-            name, self.topic_id, len(self.ends), {}, {at: end.next_offset for at, end in self.ends.items()}
-        )
+        return topics.Topic(name, self.topic_id, len(self.ends), {}, {})
 
 
 def pinned(settings: Settings, as_of: str | None = None) -> Pin:
@@ -502,14 +468,14 @@ def pinned(settings: Settings, as_of: str | None = None) -> Pin:
 # ── a task ──
 
 
-def batches(settings: Settings, topic_id: str, table: Table, wanted: Wanted, part: Range) -> Iterator[pa.RecordBatch]:
+def batches(settings: Settings, topic_id: str, table: Table, part: Range) -> Iterator[pa.RecordBatch]:
     """The rows of a range, in batches. Raises what reading the log raises, UnknownEvent, UnreadableEvent, UnfitValue, MemoryShort.
 
     Rows become Arrow soon, while they are in the processor's cache; Spark gets fewer and larger batches.
     """
     gathered: list[pa.RecordBatch] = []
     with folding() as check_memory:
-        for rows in _rows(settings, topic_id, table, wanted, part):
+        for rows in _rows(settings, topic_id, table, part):
             if rows:
                 gathered.append(_batch(table, rows))
             if (
@@ -560,27 +526,33 @@ def _begun(settings: Settings, topic_id: str, part: Range) -> tuple[Reading, Ite
     return marks.read_from(settings, of, part.partition, part.begin, stop)
 
 
-def _rows(settings: Settings, topic_id: str, table: Table, wanted: Wanted, part: Range) -> Iterator[list[Any]]:
+def _rows(settings: Settings, topic_id: str, table: Table, part: Range) -> Iterator[list[Any]]:
+    since_ms, begin = table.since_ms, part.begin
     if not table.needs_rule:
-        for records in read_range(settings, settings.events_topic, part.partition, part.begin, part.end.next_offset):
-            yield [RecordRow(record, None, None) for record in records]
+        for records in read_range(settings, settings.events_topic, part.partition, begin, part.end.next_offset):
+            taken = part.end.before(records)
+            yield [RecordRow(one, None, None) for one in taken if table.has(one)]
+            if len(taken) < len(records):
+                return
         return
-    events = Decoding(table, wanted)
+    events = Decoding(table)
     decode = events.decode
     reading, read_on = _begun(settings, topic_id, part)
     for records in read_on:
         taken = part.end.before(records)
         reading, counted, void = read(reading, taken, decode) if decode else read(reading, taken)
-        if reading.next_offset > part.begin:
+        if reading.next_offset > begin:
+            mine = (one for one in counted if one.offset >= begin and one.time_ms >= since_ms)
             match table.read:
                 case "events":
-                    yield events.rows([one for one in counted if one.offset >= part.begin], part.partition)
+                    yield events.rows(mine, part.partition)
                 case "commits":
-                    yield [CommitRow(one, part.partition) for one in counted if one.offset >= part.begin]
+                    stream = table.stream
+                    yield [CommitRow(one, part.partition) for one in mine if stream in (None, one.commit.stream)]
                 case "records":
                     why = {one.offset: one.reason for one in void}
-                    mine = (record for record in taken if record.offset >= part.begin)
-                    yield [RecordRow(one, decode_event(one), why.get(one.offset)) for one in mine]
+                    own = (record for record in taken if record.offset >= begin and table.has(record))
+                    yield [RecordRow(one, decode_event(one), why.get(one.offset)) for one in own]
                 case _:
                     pass
         _reached[topic_id, part.partition] = reading
@@ -595,24 +567,19 @@ def _rows(settings: Settings, topic_id: str, table: Table, wanted: Wanted, part:
 class Decoding:
     """Decodes events for a table: those of its classes, and of them only what its columns need."""
 
-    def __init__(self, table: Table, wanted: Wanted) -> None:
+    def __init__(self, table: Table) -> None:
         own = {column.name for column in EVENTS}
         self.as_body = not table.classes and "body" in table.names
         self.to_event = not self.as_body and bool(table.names - own)
-        self.streams = wanted.streams
+        self.stream = table.stream
         self.types: dict[str, dict[str, tuple[str, type, Callable[[Any], Any] | None] | None]] = {}
         """By context and stored type: the class's name, the class, what makes the row's event of a body. None for other events."""
         kinds: dict[str, Any] = {}
         for context in contexts().values():
-            mine = wanted.contexts is None or context.name in wanted.contexts
             of = self.types[context.name] = {}
             for stored, (event, decode) in context.readers.items():
                 name = stored_name(event)
-                is_wanted = (
-                    mine
-                    and (not table.classes or event in table.classes)
-                    and (wanted.types is None or name in wanted.types)
-                )
+                is_wanted = not table.classes or event in table.classes
                 to_body = partial(_body, decode) if self.as_body and stored != stored_type(event) else None
                 of[stored] = (name, event, decode if self.to_event else to_body) if is_wanted else None
                 at_once = is_wanted and self.to_event and decode is decoder(event) and stored not in kinds
@@ -634,7 +601,7 @@ class Decoding:
             types = self.types.get(context)
             if types is None:
                 raise UnknownEvent(stream, None, partition=partition, offset=one.offset)
-            if self.streams is not None and stream not in self.streams:
+            if self.stream is not None and stream != self.stream:
                 continue
             version = commit.version - len(events)
             for record in events:
@@ -691,24 +658,30 @@ class Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         _require_known(options, {*_TABLE, "starting", "most"})
         self.starting, self.table = options.get("starting", "earliest"), table
         self.most = _count(options, "most", 0) if "most" in options else None
-        settings = own_settings()
+        settings = Settings()
         self.topic = topics.describe(settings, settings.events_topic)
         self.sender = Sender(settings.kafka, self.topic.id)
+        self.positions = self._positions(settings)
         self._last: dict[str, int] | None = None
         self._admin: topics.Admin | None = None
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        return {"topic": self.topic.id, "next": self._first()}
-
-    def _first(self) -> dict[str, int]:
-        if self.starting == "latest":
-            return self._ends()
-        positions = {} if self.starting == "earliest" else parse_as_of(self.starting, datetime.now(UTC))
+    def _positions(self, settings: Settings) -> Mapping[int, int]:
+        if self.starting in ("earliest", "latest"):
+            return {}
+        now = datetime.now(UTC)
+        positions = parse_as_of(self.starting, now)
         if isinstance(positions, datetime):
             raise BadOption(
                 f"Option 'starting' is '{self.starting}'.", "It is earliest, latest, or positions as 0:123,1:456."
             )
-        return {str(partition): positions.get(partition, 0) for partition in range(self.topic.partitions)}
+        cuts(settings, self.topic, positions, now)
+        return positions
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        ends = self._ends()
+        if self.starting != "latest":
+            ends = {partition: self.positions.get(int(partition), 0) for partition in ends}
+        return {"topic": self.topic.id, "next": ends}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadAllAvailable() if self.most is None else ReadMaxRows(self.most)
@@ -717,13 +690,19 @@ class Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last = self._ends()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Raises TopicChanged where the checkpoint is of another topic; KafkaUnavailable."""
-        if start["topic"] != self.topic.id:
-            raise topics.TopicChanged(
-                f"The checkpoint is of another '{self.topic.name}', with the id {start['topic']}: the topic was recreated.",
-                "Start with a new checkpoint.",
-            )
+        """Raises TopicChanged for the checkpoint of another topic, LogTrimmed where it lost its end; KafkaUnavailable."""
         was, ends = start["next"], self._last or self._ends()
+        if (start["topic"], set(was)) != (self.topic.id, set(ends)):
+            raise topics.TopicChanged(
+                f"The checkpoint is of another '{self.topic.name}': of the id {start['topic']}, with {len(was)} partitions.",
+                "Restore that topic, or start with a new checkpoint.",
+            )
+        for partition, end in ends.items():
+            if end < was[partition]:
+                raise LogTrimmed(
+                    f"{self.topic.name}[{partition}] ends at {end}, but the stream continues at {was[partition]}.",
+                    "The topic lost records. Restore it, or start with a new checkpoint.",
+                )
         behind = {partition: end - was[partition] for partition, end in ends.items() if end > was[partition]}
         if not behind and self._last is None:
             time.sleep(LOOK_AGAIN_S)  # Spark asks again at once
@@ -739,9 +718,11 @@ class Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Range)
-        return batches(self.sender.enter(), self.topic.id, self.table, Wanted(), partition)
+        return batches(self.sender.enter(), self.topic.id, self.table, partition)
 
     def _ends(self) -> dict[str, int]:
+        """Raises TopicChanged, TopicMissing, KafkaUnavailable."""
         # made here: it can't be sent to tasks, which don't need it
-        self._admin = self._admin or topics.Admin(own_settings())
+        self._admin = self._admin or topics.Admin(Settings(), NO_PROGRESS_S)
+        topics.require_same(self.topic, topics.describe(Settings(), self.topic.name, admin=self._admin))
         return {str(partition): end for partition, end in sorted(topics.stable_ends(self.topic, self._admin).items())}

@@ -11,6 +11,7 @@ A DataFrame holds what the log held when it was made, however often it is evalua
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, get_args
 
 from infra.settings import Settings
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from spark_jobs.engine.source import Pin
-
-_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 class Log:
@@ -43,21 +42,26 @@ class Log:
         self.pin = pin or pinned(settings or Settings(), moment)
         register(spark)
 
-    def events(self, of: Any = None, *, columns: Sequence[str] = ()) -> DataFrame:
+    def events(
+        self, of: Any = None, *, columns: Sequence[str] = (), stream: str = "", since: datetime | str = ""
+    ) -> DataFrame:
         """One row for each event that counts, of these classes, with their fields; without classes of all, with their `body` as
         JSON and as `variant`.
 
-        `of` is a class, several or a union. Only `columns`, by default all, are decoded. Raises BadOption, BadColumn.
+        `of` is a class, several or a union. Only `columns`, by default all, are decoded. `stream` and `since` save reading what a
+        filter would leave out. Raises BadOption, BadColumn, BadMoment.
         """
         from pyspark.sql.functions import parse_json
 
         from spark_jobs.engine.source import name_of
 
+        moment = since if isinstance(since, str) else in_words(since)
+        part = {name: value for name, value in (("stream", stream), ("since", moment)) if value}
         if of is None:
-            table = self.table("events", columns)
+            table = self.table("events", columns, **part)
             return table if columns else table.withColumn("variant", parse_json("body"))
         classes = of if isinstance(of, list | tuple) else get_args(of) or (of,)
-        return self.table("events", columns, events=",".join(map(name_of, classes)))
+        return self.table("events", columns, events=",".join(map(name_of, classes)), **part)
 
     def commits(self, *, columns: Sequence[str] = ()) -> DataFrame:
         """One row for each commit that counts: what became of each command, with the code of a rejection."""
@@ -76,7 +80,7 @@ class Log:
         context = getattr(self.spark, "sparkContext", None)  # Spark Connect has none
         if context is not None:
             options["tasks"] = str(context.defaultParallelism)
-        schema = (table.only(columns) if columns else table).schema
+        schema = (table.only([columns] if isinstance(columns, str) else columns) if columns else table).schema
         return self.spark.read.format("samefold").options(**options).schema(schema).load()
 
 
@@ -85,7 +89,6 @@ def register(spark: SparkSession) -> None:
     from spark_jobs.engine.source import Samefold
 
     spark.dataSource.register(Samefold)
-    spark.conf.set(_PUSHDOWN, True)
 
 
 def events(

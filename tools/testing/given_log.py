@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Any, get_args
 
 import pyarrow as pa
@@ -27,11 +28,14 @@ class GivenLog(Log):
             commit = Commit(stream, versions[stream], [], f"c{offset}", offset, "", "accepted", None, 0, offset + 1)
             self._rows.append(EventRow(Counted(offset, time_ms, commit), 0, type(event), commit.version, kind, event))
 
-    def events(self, of: Any = None, *, columns: Sequence[str] = ()) -> DataFrame:
+    def events(
+        self, of: Any = None, *, columns: Sequence[str] = (), stream: str = "", since: datetime | str = ""
+    ) -> DataFrame:
+        """`since` is not looked at: all events have one time."""
         classes = of if isinstance(of, list | tuple) else get_args(of) or (of,)
         table = Table.of({"events": ",".join(map(name_of, classes))})
         table = table.only(columns) if columns else table
-        mine = [row for row in self._rows if type(row.event) in classes]
+        mine = [row for row in self._rows if row.of in classes and stream in ("", row.counted.commit.stream)]
         arrays = [column.array(mine) for column in table.columns]
         return self.spark.createDataFrame(
             pa.table(arrays, names=[column.name for column in table.columns]), table.schema

@@ -54,11 +54,10 @@ class Batch(NamedTuple):
     next: Reading
     counted: Sequence[Counted]
 
-    @property
-    def has_mark(self) -> bool:
+    def has_mark(self, moved_from: Reading) -> bool:
         """Whether its end is the first one beyond a multiple of `marks.EVERY`, and directly behind a commit that counted."""
         end = self.next.next_offset
-        crosses = self.was.next_offset // marks.EVERY != end // marks.EVERY
+        crosses = moved_from.next_offset // marks.EVERY != end // marks.EVERY
         return crosses and bool(self.counted) and self.counted[-1].offset == end - 1
 
     def until(self, offset: int) -> Batch:
@@ -284,7 +283,7 @@ class Committer:
         moved = ",".join(f"{batch.partition}:{batch.next.next_offset}" for batch in batches)
         notice = (channel(at.agent), moved[:7_000])
         connection.execute(COMPARE_AND_SET, [*moves, at.agent, at.topic, at.generation, len(batches), *notice])
-        if at.agent == CORE and (marked := [batch for batch in batches if batch.has_mark]):
+        if at.agent == CORE and (marked := [one for one in batches if one.has_mark(was.get(one.partition, one.was))]):
             known = sorted((batch.partition, batch.next) for batch in marked)
             marks.write(connection, at.topic, at.topic_id, known)
 

@@ -98,8 +98,9 @@ def test_a_mark_is_behind_a_commit_that_counts_or_it_could_not_be_checked() -> N
     commit = Commit("a/1", 1, [], "c", 7, "f", "accepted", None, 0, 5)
     was, now = Reading(marks.EVERY - 2, 0, 4, 6), Reading(marks.EVERY + 1, 0, 5, 7)
     for offset, has_mark in ((now.next_offset - 1, True), (now.next_offset - 2, False)):
-        assert Batch(0, was, now, [Counted(offset, 1, commit)]).has_mark is has_mark
-    assert not Batch(0, was, now, []).has_mark
+        assert Batch(0, was, now, [Counted(offset, 1, commit)]).has_mark(was) is has_mark
+    assert not Batch(0, was, now, []).has_mark(was)
+    assert not Batch(0, was, now, [Counted(now.next_offset - 1, 1, commit)]).has_mark(now)
 
 
 def test_a_reader_finds_the_state_at_any_offset_and_what_follows(

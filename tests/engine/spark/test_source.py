@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, LessThan
 from pyspark.sql.types import StructType
 
 from domain.accounts import AccountOpened, Details, MoneyDeposited, MoneyWithdrawn
@@ -52,9 +50,8 @@ def scan(world: Settings, monkeypatch: pytest.MonkeyPatch) -> Scan:
     for name, value in world.environment().items():
         monkeypatch.setenv(name, value)
 
-    def rows(*filters: Filter, columns: Sequence[str] = (), **options: str) -> list[Row]:
+    def rows(columns: Sequence[str] = (), **options: str) -> list[Row]:
         batch = batch_of(columns, **options)
-        assert list(batch.pushFilters(list(filters))) == list(filters), "Spark applies each of them, too"
         return [row for part in batch.partitions() for found in batch.read(part) for row in found.to_pylist()]
 
     return rows
@@ -206,8 +203,10 @@ def test_as_of_positions_and_times(keeper: Bookkeeper, scan: Scan) -> None:
     cut = scan(read="records", as_of="1:5")
     assert cut == [row for row in every if row["partition"] != 1 or row["offset"] < 5]
     middle = sorted(row["time"] for row in every)[len(every) // 2]
-    before = scan(read="records", as_of=middle.isoformat(timespec="milliseconds"))
+    moment = middle.isoformat(timespec="milliseconds")
+    before = scan(read="records", as_of=moment)
     assert before == [row for row in every if row["time"] <= middle]
+    assert len(scan(["offset"], read="records", as_of=moment)) == len(before)
     assert 0 < len(before) < len(every)
     assert {row["offset"] for row in scan(as_of="1:5") if row["partition"] == 1} <= set(range(5))
     for wrong in ("never", "1:999999", "2099-01-01T00:00:00Z"):
@@ -236,54 +235,41 @@ def test_archive_and_tail(world: Settings, scan: Scan, tmp_path: Path, monkeypat
         assert (scan(), scan(read="records")) == before
         bank.life(ACCOUNTS, 1)
         assert 0 < held(bank.world) < len(before[1])
-        assert in_order(scan())[: len(before[0])] != []
         assert len(scan(read="records")) == len(before[1]) + len(ACCOUNTS)
+        middle = sorted(row["time"] for row in before[0])[len(before[0]) // 2]
+        late = [row for row in scan() if row["time"] >= middle]
+        assert in_order(scan(since=middle.isoformat())) == in_order(late)
+        assert len(late) > len(ACCOUNTS), "most of them are in the archive"
 
 
-# ── what is pushed down ──
-
-AT = datetime(2026, 1, 1, tzinfo=UTC)
-FILTERS: list[tuple[list[Filter], Callable[[Row], bool]]] = [
-    ([EqualTo(("type",), "MoneyWithdrawn")], lambda row: row["type"] == "MoneyWithdrawn"),
-    ([In(("type",), ("FeeCharged", "None"))], lambda row: row["type"] == "FeeCharged"),
-    ([EqualTo(("stream",), "accounts/3")], lambda row: row["stream"] == "accounts/3"),
-    ([In(("stream",), ("accounts/3", "accounts/4"))], lambda row: row["id"] in ("3", "4")),
-    ([EqualTo(("context",), "transfers")], lambda _: False),
-    ([EqualTo(("context",), "transfers"), EqualTo(("context",), "accounts")], lambda _: False),
-    ([EqualTo(("partition",), 2)], lambda row: row["partition"] == 2),
-    (
-        [In(("partition",), (1, 9)), EqualTo(("type",), "FeeCharged")],
-        lambda row: (row["partition"], row["type"]) == (1, "FeeCharged"),
-    ),
-]
+# ── a part of the log ──
 
 
-def test_what_filters_leave_out_is_not_read_or_not_decoded(keeper: Bookkeeper, scan: Scan) -> None:
-    for given in ({}, {"events": "accounts.MoneyWithdrawn,accounts.FeeCharged"}):
+def test_a_stream_and_a_time(keeper: Bookkeeper, scan: Scan) -> None:
+    for given in ({}, {"events": "accounts.MoneyWithdrawn,accounts.FeeCharged"}, {"read": "commits"}):
         every = scan(**given)
-        for filters, keeps in FILTERS:
-            found = scan(*filters, **given)
-            assert in_order([row for row in found if keeps(row)]) == in_order([row for row in every if keeps(row)])
-            assert len(found) < len(every) or all(map(keeps, every)), filters
-    batch = batch_of()
-    assert len(batch.partitions()) == 4
-    batch.pushFilters([EqualTo(("stream",), "accounts/3")])
-    assert len(batch.partitions()) == 1, "the others are not read"
+        middle = sorted(row["time"] for row in every)[len(every) // 2]
+        mine = [row for row in every if row["stream"] == "accounts/3"]
+        assert scan(**given, stream="accounts/3") == mine != []
+        assert scan(**given, stream="accounts/none") == []
+        late = [row for row in every if row["time"] >= middle]
+        assert scan(**given, since=middle.isoformat()) == late
+        assert 0 < len(late) < len(every)
+        assert scan(**given, since="1970-01-01T00:00:00Z") == scan(**given, since="1901-01-01T00:00:00Z") == every
+        assert scan(**given, since="2999-01-01T00:00:00Z") == []
+    records = scan(read="records", stream="accounts/3")
+    assert {row["key"] for row in records} == {b"accounts/3"}
+    assert len(scan(["offset"], read="records", stream="accounts/3")) == len(records)
+    assert len(batch_of().partitions()) == 4
+    assert len(batch_of(stream="accounts/3").partitions()) == 1, "the others are not read"
+    with pytest.raises(BadOption, match="since"):
+        scan(since="0:1")
 
 
-def test_filters_that_are_not_pushed_down_do_no_harm(keeper: Bookkeeper, scan: Scan) -> None:
-    every = scan()
-    middle = sorted(row["time"] for row in every)[len(every) // 2]
-    for one in (
-        GreaterThan(("time",), middle),
-        LessThan(("time",), middle),
-        EqualTo(("id",), "3"),
-        LessThan(("version",), 2),
-    ):
-        found = scan(one)
-        assert [row for row in every if row not in found and row["time"] > middle] == []
-    assert scan(GreaterThan(("time",), datetime.now(UTC) + timedelta(days=1)), read="commits") is not None
-    assert len(scan(EqualTo(("partition",), 1), read="records")) < len(scan(read="records"))
+def test_a_table_of_a_topic_that_was_made_anew(keeper: Bookkeeper, scan: Scan) -> None:
+    pin = str(pinned(keeper.world)._replace(topic_id="another"))
+    with pytest.raises(topics.TopicChanged):
+        scan(pin=pin)
 
 
 # ── versions, and bodies that are hard to read ──
@@ -305,7 +291,7 @@ def test_older_versions_are_led_to_todays(keeper: Bookkeeper, scan: Scan) -> Non
     put(keeper, ("Grown", b'{"size":5}'), ("Grown/2", b'{"height":6,"on":"2026-05-05"}'))
     typed = scan(events="shapes.Grown", columns=["type", "height", "on"])
     assert [(row["type"], row["height"], row["on"].month) for row in typed] == [("Grown", 5, 1), ("Grown", 6, 5)]
-    bodies = [row["body"] for row in scan(EqualTo(("context",), "shapes"), columns=["body"])]
+    bodies = [row["body"] for row in scan(["context", "body"]) if row["context"] == "shapes"]
     assert bodies == ['{"height":5,"on":"2026-01-01"}', '{"height":6,"on":"2026-05-05"}']
 
 
@@ -316,7 +302,7 @@ def test_a_long_body_and_a_field_with_the_name_of_another_column(keeper: Bookkee
     [first, *_] = scan(events="shapes.Wide")
     assert (first["body"], first["event_offset"]) == (text, 7)
     assert len(scan(events="shapes.Wide", columns=["body"])) == 4
-    [long, *_] = [row["body"] for row in scan(EqualTo(("context",), "shapes"))]
+    [long, *_] = [row["body"] for row in scan() if row["context"] == "shapes"]
     assert msgspec.json.decode(long)["body"] == text
 
 
@@ -339,7 +325,7 @@ def test_a_body_that_its_class_can_not_hold(keeper: Bookkeeper, scan: Scan) -> N
     put(keeper, ("FeeCharged", b'{"cents":"much","on":"2026-01-01"}'), stream="accounts/x")
     with pytest.raises(UnreadableEvent, match="FeeCharged of accounts/x can't be read"):
         scan(events="accounts.FeeCharged")
-    assert scan(EqualTo(("id",), "x"))[-1]["type"], "its text can be read"
+    assert scan(stream="accounts/x")[-1]["type"], "its text can be read"
     assert scan(events="accounts.AccountOpened"), "and other events"
 
 
@@ -460,6 +446,10 @@ def test_with_a_session_and_an_environment_of_ones_own(
     assert commits(spark, columns=["code"]).count() == len(whole(keeper.world)[0])
     assert records(spark, columns=["void"], as_of="0:1,1:1,2:1,3:1").collect() == [(None,)] * 4
     assert events(spark, MoneyDeposited | MoneyWithdrawn, columns=["cents"]).columns == ["cents"]
+    one = table.where("stream = 'accounts/1'")
+    assert one.count() < table.count() == count == table.union(one).count() - one.count(), (
+        "a filter is that query's alone"
+    )
     spark.sql("create temporary view moved using samefold options (events 'accounts.MoneyDeposited')")
     [total] = spark.sql("select sum(cents) from moved").collect()
     assert total[0] == sum(
