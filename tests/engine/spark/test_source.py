@@ -24,7 +24,7 @@ from infra.log.records import Commit, EventRecord, Opening, Record, UnreadableRe
 from infra.log.rule import START, Counted, read
 from infra.processes.code_identity import CODE, WrongCode
 from infra.settings import Settings
-from projections.engine.fold.as_of import BadMoment
+from projections.engine.fold.as_of import BadMoment, Cut
 from projections.engine.fold.errors import UnknownEvent, UnreadableEvent
 from spark_jobs.engine import source, tables
 from spark_jobs.engine.services import WrongKafka
@@ -208,6 +208,11 @@ def test_as_of_positions_and_times(keeper: Bookkeeper, scan: Scan) -> None:
     assert before == [row for row in every if row["time"] <= middle]
     assert len(scan(["offset"], read="records", as_of=moment)) == len(before)
     assert 0 < len(before) < len(every)
+    pin = pinned(keeper.world)
+    ends = {partition: Cut(end.next_offset, int(middle.timestamp() * 1_000)) for partition, end in pin.ends.items()}
+    beyond = {"read": "records", "pin": str(pin._replace(ends=ends))}
+    assert scan(**beyond) == before, "Kafka's index of times is only a bound"
+    assert len(scan(columns=["offset"], **beyond)) == len(before), "also without the rule"
     assert {row["offset"] for row in scan(as_of="1:5") if row["partition"] == 1} <= set(range(5))
     for wrong in ("never", "1:999999", "2099-01-01T00:00:00Z"):
         with pytest.raises(BadMoment):
