@@ -1,4 +1,4 @@
-"""make test + test-all: what needs Spark anyway; processes of their own and kills take longer.
+"""make test + test-all + prove: what needs Spark anyway; processes of their own take longer; a small disk takes root to mount.
 
 The lake: its tables are the fold of the log, whole at any moment for readers that know nothing of Samefold, whatever is killed.
 """
