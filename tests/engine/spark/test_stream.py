@@ -1,4 +1,4 @@
-"""make test-all: a query and its restarts take half a minute.
+"""make test + test-all: a query and its restarts take half a minute.
 
 The log as a stream of Spark: whatever batch a query is restarted at, each event that counts comes once, and nothing else.
 """
