@@ -59,8 +59,6 @@ from spark_jobs.engine.task import own_settings
 
 GATHERED, GATHERED_BYTES = 10_000, 8_000_000
 """What a batch that goes to Spark has about: so many rows, or bytes."""
-
-
 LOOK_AGAIN_S = 0.05
 """How long a stream without new records waits before it looks again."""
 
@@ -390,9 +388,8 @@ class Batch(DataSourceReader):
         settings, table, pin = Settings(), self.table, self.pin
         topic = topics.describe(settings, settings.events_topic)
         topics.require_same(pin.topic(topic.name), topic)
-        ends = (
-            pin.ends if table.stream is None else {p: pin.ends[p] for p in [partition_of(table.stream, len(pin.ends))]}
-        )
+        mine = [*pin.ends] if table.stream is None else [partition_of(table.stream, len(pin.ends))]
+        ends = {partition: pin.ends[partition] for partition in mine}
         begins = {partition: pin.begins.get(partition, START).next_offset for partition in ends}
         if table.since_ms:
             # a millisecond earlier: the broker's index may pass over records of the very time
@@ -401,7 +398,7 @@ class Batch(DataSourceReader):
             # where Kafka's first record is of that time already, the archive may have others
             begins |= {p: max(begins[p], at) for p, at in firsts.items() if at > topic.first[p]}
         if table.read == "ends":  # from the nearest mark, but a cut by time is found only from the beginning on
-            begins = {p: begins[p] if end.until_ms else end.next_offset for p, end in ends.items()}
+            begins = {p: end.next_offset if end.until_ms is None else begins[p] for p, end in ends.items()}
             return [Range(p, begins[p], end, pin.begins.get(p)) for p, end in ends.items()]
         total = sum(max(ends[partition].next_offset - begin, 0) for partition, begin in begins.items())
         share = max(total // self.tasks, marks.EVERY)
@@ -583,8 +580,8 @@ class Decoding:
                 to_body = partial(_body, decode) if self.as_body and stored != stored_type(event) else None
                 of[stored] = (name, event, decode if self.to_event else to_body) if is_wanted else None
                 at_once = is_wanted and self.to_event and decode is decoder(event) and stored not in kinds
-                part = event if name_of(event) in table.names else part_of(event, table.names)
-                kinds[stored] = part if at_once else msgspec.Raw
+                whole = name_of(event) in table.names
+                kinds[stored] = (event if whole else part_of(event, table.names)) if at_once else msgspec.Raw
         self.decode = typed_decoder(kinds) if self.to_event else None
 
     def rows(self, counted: Iterable[Counted], partition: int) -> list[EventRow]:
