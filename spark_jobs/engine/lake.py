@@ -108,7 +108,7 @@ def update(
             kept = before.files if before and dataset.incremental else ()
             try:
                 made, count = rows.of(dataset)
-                columns = _text(made)
+                columns = ", ".join(f"{column} {kind}" for column, kind in made.dtypes)
                 if before and (before.columns, before.partitioned_by) != (columns, dataset.partitioned_by):
                     raise _changed(name, columns, before)
                 new = _written(lake, dataset, made) if count != 0 else []
@@ -116,8 +116,8 @@ def update(
             except SPARK_ERRORS as error:
                 raise failed(name, error) from error
             connection.execute("select")  # the lock is held
-            by = dataset.partitioned_by
-            lake.commit(name, Manifest(dataset.version, CODE_DIGEST, topic.id, at, columns, by, tuple(files)))
+            of = (dataset.version, CODE_DIGEST, topic.id, at, columns, dataset.partitioned_by)
+            lake.commit(name, Manifest(*of, tuple(files)))
             reach("dataset committed")
             what = "added" if before and dataset.incremental else "made"
             done.append({"name": name, "what": what, "rows": sum(one.rows for one in new)})
@@ -172,11 +172,6 @@ def _with_conf(spark: SparkSession) -> SparkSession:
     own.conf.set("spark.sql.session.timeZone", "UTC")
     own.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     return own
-
-
-def _text(table: DataFrame) -> str:
-    """Its columns and their types."""
-    return ", ".join(f"{name} {kind}" for name, kind in table.dtypes)
 
 
 def status(settings: Settings) -> Iterator[dict[str, Any]]:

@@ -15,8 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
+import fsspec
 import msgspec
 import pyarrow.parquet as pq
+from fsspec.implementations.local import LocalFileSystem
 
 from infra.errors import SamefoldError, in_words
 from infra.log.rule import Reading
@@ -57,8 +59,6 @@ class Lake:
     """Datasets by their names below `lake_url`. Every method raises LakeUnavailable."""
 
     def __init__(self, settings: Settings) -> None:
-        import fsspec
-
         self.url = settings.lake
         with self._naming():
             self._files, root = fsspec.core.url_to_fs(self.url)
@@ -66,8 +66,6 @@ class Lake:
 
     @property
     def has_links(self) -> bool:
-        from fsspec.implementations.local import LocalFileSystem
-
         return isinstance(self._files, LocalFileSystem)
 
     def names(self) -> list[str]:
