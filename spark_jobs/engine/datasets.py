@@ -25,6 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as Spark's own pages do
 
 import spark_jobs
 from domain.engine.contexts import contexts
+from domain.engine.versions import stored_name
 from infra.errors import SamefoldError, in_words
 from projections.engine.views.view import NAME, version_of
 from spark_jobs.engine.columns import fields_of
@@ -135,13 +136,18 @@ class Rows:
         every, numbers = self._read[pin]
         name, common = name_of(event), [column.name for column in EVENTS]
         own = zip(fields_of(event), columns_of([event])[len(EVENTS) :], strict=True)
-        fields = [F.col(f"`{name}`.`{field.name}`").alias(column.name) for field, column in own]
-        mine = every.where(F.concat_ws(".", "context", "type") == name)
-        return mine.select(*common, *fields, _day().alias("day")), numbers.get(name, 0)
+        fields = [F.col(f"`{name}`.`{field.name}`").alias(_beside_day(column.name)) for field, column in own]
+        kind = f"{name.partition('.')[0]}.{stored_name(event)}"
+        mine = every.where(F.concat_ws(".", "context", "type") == kind)
+        return mine.select(*common, *fields, _day().alias("day")), numbers.get(kind, 0)
 
     def close(self) -> None:
         for every, _ in self._read.values():
             every.unpersist()
+
+
+def _beside_day(name: str) -> str:
+    return f"event_{name}" if name.lower() == "day" else name
 
 
 def _day() -> Column:

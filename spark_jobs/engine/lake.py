@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from hashlib import blake2b
 from itertools import groupby
 from posixpath import dirname
 from typing import Any
+from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own pages do
@@ -27,7 +29,7 @@ from infra.settings import Settings
 from projections.engine.fold.as_of import Cut
 from projections.engine.rebuild.claims import by_whom, session_name, try_claim
 from spark_jobs.engine import session as of_spark
-from spark_jobs.engine.datasets import SPARK_ERRORS, BadDataset, Dataset, Rows, datasets, failed
+from spark_jobs.engine.datasets import SPARK_ERRORS, BadDataset, Dataset, DatasetFailed, Rows, datasets, failed
 from spark_jobs.engine.lake_files import SILVER, File, Lake, Manifest
 from spark_jobs.engine.source import Pin, pinned
 from spark_jobs.engine.tables import Log
@@ -97,10 +99,11 @@ def update(
         begins = {name: one.positions for name, one in was.items() if asked[name].incremental}
         rows = Rows(spark, asked, {name: end._replace(begins=begins.get(name, {})) for name in asked})
         progress.begin("update", len(asked))
-        done = []
+        done, errors = [], list[SamefoldError]()
         for name, dataset in asked.items():
             progress.advance(1)
             before = was.get(name)
+            connection.execute("select")  # the lock is held: no other run's files are taken for leftovers
             lake.sweep(name)
             if before and before.positions == at and (dataset.incremental or before.code == CODE_DIGEST):
                 done.append({"name": name, "what": "unchanged", "rows": 0})
@@ -109,19 +112,26 @@ def update(
             try:
                 made, count = rows.of(dataset)
                 columns = ", ".join(f"{column} {kind}" for column, kind in made.dtypes)
-                if before and (before.columns, before.partitioned_by) != (columns, dataset.partitioned_by):
+                shape = columns, dataset.partitioned_by, dataset.incremental
+                if before and (before.columns, before.partitioned_by, before.incremental) != shape:
                     raise _changed(name, columns, before)
-                new = _written(lake, dataset, made) if count != 0 else []
-                files = _compacted(lake, spark, name, [*kept, *new])
+                run = uuid4().hex
+                new = _written(lake, dataset, run, made) if count != 0 else []
+                files = _compacted(lake, spark, name, run, [*kept, *new])
             except SPARK_ERRORS as error:
-                raise failed(name, error) from error
+                errors.append(failed(name, error))
+                continue
+            except (DatasetFailed, DatasetChanged) as error:
+                errors.append(error)
+                continue
             connection.execute("select")  # the lock is held
-            of = (dataset.version, CODE_DIGEST, topic.id, at, columns, dataset.partitioned_by)
-            lake.commit(name, Manifest(*of, tuple(files)))
+            lake.commit(name, Manifest(dataset.version, CODE_DIGEST, topic.id, at, *shape, tuple(files)))
             reach("dataset committed")
             what = "added" if before and dataset.incremental else "made"
             done.append({"name": name, "what": what, "rows": sum(one.rows for one in new)})
         rows.close()
+        if errors:  # the others are up to date
+            raise errors[0]
         return done
 
 
@@ -139,31 +149,31 @@ def _there(lake: Lake, asked: dict[str, Dataset], topic: Topic) -> dict[str, Man
 
 def _changed(name: str, columns: str, before: Manifest) -> DatasetChanged:
     return DatasetChanged(
-        f"Dataset '{name}' has other columns, or is partitioned by others, than its files have in the same version: {columns}; "
-        f"its files have {before.columns}, partitioned by {', '.join(before.partitioned_by) or 'none'}.",
+        f"Dataset '{name}' has other columns, or is partitioned by others, or another INCREMENTAL, than its files in the same "
+        f"version: {columns}; its files have {before.columns}, partitioned by {', '.join(before.partitioned_by) or 'none'}.",
         "Raise its VERSION, or make them as they were.",
     )
 
 
-def _written(lake: Lake, dataset: Dataset, made: DataFrame) -> list[File]:
-    """Write rows where no reader looks. A file per folder, unless it would be large."""
-    by, name, known = dataset.partitioned_by, dataset.name, lake.paths(dataset.name)
+def _written(lake: Lake, dataset: Dataset, run: str, made: DataFrame) -> list[File]:
+    """Write rows where no reader looks, and no other run. A file per folder, unless it would be large."""
+    by, name = dataset.partitioned_by, dataset.name
     writer = made.hint("rebalance", *by).write.mode("append").partitionBy(*by)
-    writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(lake.url_of(name))
+    writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(lake.url_of(name, run))
     reach("dataset written")
-    return lake.files(name, lake.paths(name) - known)
+    return lake.files(name, run)
 
 
-def _compacted(lake: Lake, spark: SparkSession, name: str, files: list[File]) -> list[File]:
+def _compacted(lake: Lake, spark: SparkSession, name: str, run: str, files: list[File]) -> list[File]:
     """These files, with one in place of many small ones in one folder."""
-    small = sorted((one for one in files if one.size < SMALL), key=lambda one: dirname(one.path))
-    for folder, group in groupby(small, key=lambda one: dirname(one.path)):
+    large = f"{run}-large"
+    small = sorted((one for one in files if one.size < SMALL), key=lambda one: dirname(one.place))
+    for folder, group in groupby(small, key=lambda one: dirname(one.place)):
         if len(many := list(group)) >= MANY:
-            known = lake.paths(name)
             read = spark.read.parquet(*(lake.url_of(name, one.path) for one in many))
-            read.coalesce(1).write.mode("append").parquet(lake.url_of(name, folder))
-            files = [one for one in files if one not in many] + lake.files(name, lake.paths(name) - known)
-    return files
+            read.coalesce(1).write.mode("append").parquet(lake.url_of(name, f"{large}/{folder}"))
+            files = [one for one in files if one not in many]
+    return files + lake.files(name, large)
 
 
 def _with_conf(spark: SparkSession) -> SparkSession:
@@ -196,6 +206,7 @@ def status(settings: Settings) -> Iterator[dict[str, Any]]:
             "bytes": sum(one.size for one in files),
             "behind": sum(end - positions[partition] for partition, end in topic.end.items()),
             "positions": positions,
+            "folder": lake.folder(name) if found else None,
             "files": [lake.url_of(name, one.path) for one in files],
         }
 
@@ -211,6 +222,9 @@ def verify(
     with session(settings, "samefold lake verify") as connection:
         topic = require_contract(settings, connection)
     there = _there(lake, asked, topic)
+    if lacking := [name for name in names if name in asked and name not in there]:
+        hint = f"Run `samefold lake update {lacking[0]}` first."
+        raise BadDataset(f"The lake has no '{lacking[0]}' in this code's version.", hint)
     ends = {name: {p: Cut(at.next_offset) for p, at in one.positions.items()} for name, one in there.items()}
     pins = {name: Pin(settings.kafka, topic.id, ends[name]) for name in there}
     rows, done = Rows(spark, {name: asked[name] for name in there}, pins), []
@@ -218,15 +232,23 @@ def verify(
     for name, manifest in there.items():
         try:
             wanted, _ = rows.of(asked[name])
-            read = spark.read.schema(wanted.schema).option("basePath", lake.url_of(name))
-            files = read.parquet(*(lake.url_of(name, one.path) for one in manifest.files)) if manifest.files else None
-            expected, found = _digest(wanted), _digest(files.select(wanted.columns)) if files else (0, 0)
+            expected, found = _digest(wanted), _digest(_seen(lake, spark, name, manifest, wanted))
         except SPARK_ERRORS as error:
             raise failed(name, error) from error
         done.append({"name": name, "rows": found[0], "expected": expected[0], "differs": found != expected})
         progress.advance(1)
     rows.close()
     return done
+
+
+def _seen(lake: Lake, spark: SparkSession, name: str, manifest: Manifest, like: DataFrame) -> DataFrame:
+    """The dataset's files, as readers find them."""
+    below: dict[str, list[str]] = {}
+    for file in manifest.files:
+        url, base = lake.seen(name, file)
+        below.setdefault(base, []).append(url)
+    reads = (spark.read.schema(like.schema).option("basePath", base).parquet(*urls) for base, urls in below.items())
+    return reduce(DataFrame.union, (read.select(like.columns) for read in reads), like.limit(0))
 
 
 def _digest(table: DataFrame) -> tuple[int, int]:
@@ -243,7 +265,8 @@ def drop(settings: Settings, names: Sequence[str]) -> None:
     """Remove datasets, also those that the code has no more. Raises BadDataset, LakeBusy, LakeUnavailable."""
     with opened(settings, "drop") as (lake, _, _):
         there = lake.names()
-        if unknown := {*names} - {*there}:
+        if unknown := {*names} - {*there, *map(dirname, there)}:
             raise BadDataset(f"The lake has no '{min(unknown)}'.", f"It has: {', '.join(there) or 'none'}.")
-        for name in names:
-            lake.drop(name)
+        for name in there:
+            if {name, dirname(name)} & {*names}:
+                lake.drop(name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import posixpath
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
@@ -36,9 +36,14 @@ class LakeUnavailable(SamefoldError):
 
 class File(msgspec.Struct, frozen=True):
     path: str
+    """The run that wrote it, and its place in the dataset: `5f0c…/day=2026-11-29/part-….parquet`."""
     rows: int
     size: int
     """In bytes."""
+
+    @property
+    def place(self) -> str:
+        return self.path.partition("/")[2]
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -51,6 +56,7 @@ class Manifest(msgspec.Struct, frozen=True):
     positions: Mapping[int, Reading]
     columns: str
     partitioned_by: tuple[str, ...]
+    incremental: bool
     files: tuple[File, ...]
     at: datetime = msgspec.field(default_factory=lambda: datetime.now(UTC))
 
@@ -77,26 +83,37 @@ class Lake:
         with self._naming():
             try:
                 return msgspec.json.decode(self._files.cat_file(self._at(name, MANIFEST)), type=Manifest)
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 return None
+
+    def seen(self, name: str, file: File) -> tuple[str, str]:
+        """Where readers find a file, and below which folder its place is."""
+        if not self.has_links:
+            return self.url_of(name, file.path), self.url_of(name, file.path.partition("/")[0])
+        base = self._at(name)
+        return f"{base}/{file.place}", base
+
+    def folder(self, name: str) -> str:
+        """The dataset as it is now: with links, a folder that does not change until the run after the next one begins."""
+        return str(Path(self._at(name)).resolve()) if self.has_links else self._at(name)
 
     def url_of(self, name: str, path: str = "") -> str:
         """What Spark, and others, open to read or write a file of a dataset, or a folder of them."""
         at = str(self._files.unstrip_protocol(self._at(HIDDEN, name, DATA, path)))
         return at.replace("s3://", "s3a://", 1) if at.startswith("s3://") else at
 
-    def paths(self, name: str) -> set[str]:
-        """All files that runs have written and nobody has swept."""
+    def _paths(self, name: str, run: str = "") -> list[str]:
+        """All files that a run has written, or any run, and no run has removed since."""
         base = self._at(HIDDEN, name, DATA)
         with self._naming():
             self._files.invalidate_cache()
-            return {path[len(base) + 1 :] for path in self._files.find(base)}
+            return sorted(path[len(base) + 1 :] for path in self._files.find(self._at(HIDDEN, name, DATA, run)))
 
-    def files(self, name: str, paths: set[str]) -> list[File]:
-        """The Parquet files among these, made durable where the store is this machine's."""
+    def files(self, name: str, run: str) -> list[File]:
+        """The Parquet files of a run, made durable where the store is this machine's."""
         found = []
         with self._naming():
-            for path in sorted(one for one in paths if one.endswith(".parquet")):
+            for path in (one for one in self._paths(name, run) if one.endswith(".parquet")):
                 with self._files.open(at := self._at(HIDDEN, name, DATA, path)) as file:
                     found.append(File(path, pq.ParquetFile(file).metadata.num_rows, self._files.size(at)))
                     if self.has_links:
@@ -112,9 +129,9 @@ class Lake:
                 return
             target, hidden = Path(self._at(name)), Path(self._at(HIDDEN, name))
             folder = hidden / uuid4().hex
-            for path in (file.path for file in manifest.files):
-                (folder / path).parent.mkdir(parents=True, exist_ok=True)
-                (folder / path).hardlink_to(hidden / DATA / path)
+            for file in manifest.files:
+                (folder / file.place).parent.mkdir(parents=True, exist_ok=True)
+                (folder / file.place).hardlink_to(hidden / DATA / file.path)
             folder.mkdir(parents=True, exist_ok=True)
             with (folder / MANIFEST).open("wb") as out:
                 out.write(content)
@@ -130,7 +147,7 @@ class Lake:
         manifest, hidden = self.manifest(name), self._at(HIDDEN, name)
         needed = {file.path for file in manifest.files} if manifest else set()
         with self._naming():
-            for path in self.paths(name) - needed:
+            for path in {*self._paths(name)} - needed:
                 self._files.rm_file(f"{hidden}/{DATA}/{path}")
             if self.has_links:
                 kept = {DATA, Path(self._at(name)).resolve().name}
@@ -141,7 +158,8 @@ class Lake:
         """Readers lose it in one step; then its files are removed."""
         with self._naming():
             self._files.rm_file(self._at(name) if self.has_links else self._at(name, MANIFEST))
-            self._files.rm(self._at(HIDDEN, name), recursive=True)
+            with suppress(FileNotFoundError):  # an object store has no folder without files
+                self._files.rm(self._at(HIDDEN, name), recursive=True)
 
     def _entries(self, folder: str) -> list[str]:
         with self._naming():

@@ -15,7 +15,7 @@ Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]…", help="Da
 
 @app.command()
 def update(names: Names = None, master: Master = None, as_json: Json = False) -> None:
-    """Bring datasets up to the log's end. Readers see each dataset before it or after it, never in between."""
+    """Bring datasets up to the log's end, each in one step."""
     from spark_jobs.engine.lake import lake_session
     from spark_jobs.engine.lake import update as run
 

@@ -11,10 +11,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import date
 from itertools import chain
 from pathlib import Path
 from threading import Event as Flag
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import duckdb
 import msgspec
@@ -26,6 +28,8 @@ from pyspark.sql import SparkSession
 
 import spark_jobs
 from domain.accounts import MoneyDeposited
+from domain.engine.contexts import context_of, contexts
+from domain.language import fact
 from infra.archive.whole_log import read_range
 from infra.database.connect import DatabaseUnavailable
 from infra.errors import NotConfigured, SamefoldError
@@ -36,15 +40,18 @@ from infra.processes import faultpoints
 from infra.processes.faultpoints import LAKE, Point
 from infra.settings import Settings
 from projections.engine.fold.errors import UnknownEvent
+from spark_jobs.engine import datasets as of_lake
 from spark_jobs.engine import lake, lake_files
-from spark_jobs.engine.datasets import BadDataset, DatasetFailed, datasets
+from spark_jobs.engine.datasets import BadDataset, DatasetFailed, Rows, datasets
 from spark_jobs.engine.lake import DatasetChanged, LakeBusy, lake_session, update, verify
 from spark_jobs.engine.lake_files import DATA, HIDDEN, Lake, LakeUnavailable
+from spark_jobs.engine.source import Pin
 from tests.engine.bookkeeper import DAY, Bookkeeper
 from tests.engine.infra.archives import struck
 from tests.engine.spine import beside, set_up
 from tests.engine.tools.service_trees import Tree, copy_of_this_tree
 from tools.testing.fixtures import Samefold, dev_env
+from tools.testing.given_log import GivenLog
 from tools.testing.waiting import DEADLINE_S
 
 DEPOSITS, OPENINGS, TURNOVER = "events/accounts.MoneyDeposited", "events/accounts.AccountOpened", "monthly_turnover"
@@ -182,6 +189,44 @@ def test_all_tables_are_there_without_any_file_and_an_update_writes_only_what_is
     assert samefold("lake", "drop", TURNOVER, "--yes", settings=world).returncode == 0
     assert TURNOVER not in Lake(world).names()
     assert samefold("lake", "drop", TURNOVER, "--yes", settings=world).returncode == 2
+
+
+@fact
+class Reopened:
+    stored_as: ClassVar[str] = "Opened"
+    day: date
+
+
+@fact
+class Nothing:
+    pass
+
+
+RENAMED = context_of(
+    SimpleNamespace(  # type: ignore[arg-type]
+        __name__="domain.renamed",
+        Command=Nothing,
+        Event=Reopened,
+        State=Nothing,
+        STATE_VERSION=1,
+        decide=list,
+        evolve=max,
+    )
+)
+
+
+def test_a_renamed_class_has_its_rows_and_a_field_named_day_a_column(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(contexts(), RENAMED.name, RENAMED)
+    log = GivenLog(spark, [("renamed/1", Reopened(day=DAY)), ("renamed/2", Reopened(day=DAY))])
+    monkeypatch.setattr(of_lake, "Log", lambda *_, **__: log)
+    dataset = datasets()["events/renamed.Reopened"]
+    rows = Rows(spark, {dataset.name: dataset}, {dataset.name: Pin("", "", {})})
+    made, count = rows.of(dataset)
+    assert [(row.type, row.event_day, row.day) for row in made.collect()] == [("Opened", DAY, date(1970, 1, 1))] * 2
+    assert count == 2
+    rows.close()
 
 
 def test_a_log_without_any_record_gives_tables_without_rows(
@@ -424,7 +469,7 @@ def test_a_full_disk_is_named_and_readers_keep_what_they_had(
 def test_a_store_that_is_not_there_is_named(world: Settings, url: str) -> None:
     world = world.model_copy(update={"lake_url": url})
     with pytest.raises(LakeUnavailable, match=url):
-        Lake(world).commit("mine", lake_files.Manifest("1", "", "", {}, "", (), ()))
+        Lake(world).commit("mine", lake_files.Manifest("1", "", "", {}, "", (), False, ()))
 
 
 @pytest.mark.parametrize("url", ["s3://user:secret@lake", "https://lake/?signature=1"])
