@@ -116,8 +116,6 @@ class Rows:
             return self._of_event(dataset.source, pin)
         try:
             made = dataset.source(Log(self._spark, pin=Pin.parse(pin)))
-        except SamefoldError:
-            raise
         except Exception as error:
             raise failed(dataset.name, error) from error
         missing = {*dataset.partitioned_by} - {*(made.columns if isinstance(made, DataFrame) else ())}
@@ -157,6 +155,8 @@ def _day() -> Column:
 
 def failed(name: str, error: Exception) -> SamefoldError:
     """The named error that ended a task; else the error in a sentence, of a task what its Python raised."""
+    if isinstance(error, SamefoldError):
+        return DatasetFailed(f"Dataset '{name}' could not be made: {error.message}", error.hint)
     text = str(error) if isinstance(error, SPARK_ERRORS) else in_words(error)
     if "No space left on device" in text:
         return DatasetFailed(f"Dataset '{name}' was not written: no space is left.", "Make room, and run it again.")

@@ -124,7 +124,7 @@ def update(
             except (DatasetFailed, DatasetChanged) as error:
                 errors.append(error)
                 continue
-            connection.execute("select")  # the lock is held
+            connection.execute("select")  # the lock is held still
             lake.commit(name, Manifest(dataset.version, CODE_DIGEST, topic.id, at, *shape, tuple(files)))
             reach("dataset committed")
             what = "added" if before and dataset.incremental else "made"

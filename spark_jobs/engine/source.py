@@ -268,8 +268,10 @@ class Samefold(DataSource):
         return Table.of(self.options)
 
 
-def name_of(event: type) -> str:
-    """`rooms.RoomBooked`. Raises BadOption for a class that is no event."""
+def name_of(event: type | str) -> str:
+    """`rooms.RoomBooked`, of the class or its name. Raises BadOption for a class that is no event."""
+    if isinstance(event, str):
+        return event
     for context in contexts().values():
         if event in context.events.values():
             return f"{context.name}.{event.__name__}"
@@ -309,6 +311,8 @@ class Table:
         """Raises BadOption, BadColumn, BadContext."""
         kind, events = options.get("read", "events"), options.get("events", "")
         stream, since_ms = options.get("stream"), _since(options.get("since", ""))
+        if stream is not None and "/" not in stream:
+            raise BadOption(f"Option 'stream' is '{stream}'.", "Name the context, too: rooms/12.")
         if events and kind != "events":
             raise BadOption(f"Option 'events' goes with read=events, not with read={kind}.", "Leave it out.")
         if kind == "events":

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from spark_jobs.engine.source import Pin
 
+_REGISTERED = "spark.samefold.registered"
+
 
 class Log:
     """The log up to now, or to a time or positions. All its tables end there."""
@@ -88,14 +90,14 @@ def register(spark: SparkSession) -> None:
     """Register the data source `samefold` with a session."""
     from spark_jobs.engine.source import Samefold
 
-    spark.dataSource.register(Samefold)
+    if spark.conf.get(_REGISTERED, "") != "true":  # Spark warns of a second time
+        spark.dataSource.register(Samefold)
+        spark.conf.set(_REGISTERED, "true")
 
 
-def events(
-    spark: SparkSession, of: Any = None, *, columns: Sequence[str] = (), as_of: AsOf | str | None = None
-) -> DataFrame:
-    """`Log(spark, as_of).events(of)`."""
-    return Log(spark, as_of).events(of, columns=columns)
+def events(spark: SparkSession, of: Any = None, *, as_of: AsOf | str | None = None, **part: Any) -> DataFrame:
+    """`Log(spark, as_of).events(of, columns=…, stream=…, since=…)`."""
+    return Log(spark, as_of).events(of, **part)
 
 
 def commits(spark: SparkSession, *, columns: Sequence[str] = (), as_of: AsOf | str | None = None) -> DataFrame:

@@ -415,6 +415,7 @@ def test_spark_holds_all_types_and_counts_what_counts(
     one = log.events(MoneyDeposited, stream="accounts/3")
     assert one.rdd.getNumPartitions() == 1, "of four"
     assert {row["stream"] for row in one.collect()} == {"accounts/3"}
+    spark.dataSource.register(Samefold)
 
 
 @pytest.mark.slow
