@@ -46,6 +46,10 @@ Read together with the code itself, so that a checkout that changes under a runn
 """
 
 
+CODE_DIGEST: Final = hashlib.sha256(repr(sorted(CODE.items())).encode()).hexdigest()[:16]
+"""Of all of it."""
+
+
 def require_code(sent: Mapping[str, str]) -> None:
     """Raises WrongCode where the sender's is not this process's."""
     if sent == CODE:

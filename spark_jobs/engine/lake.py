@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
-from hashlib import blake2b
 from itertools import groupby
 from posixpath import dirname
 from typing import Any
@@ -22,7 +21,7 @@ from infra.errors import NotConfigured, SamefoldError
 from infra.log.contract import require_contract
 from infra.log.rule import START, Reading
 from infra.log.topics import Topic, TopicChanged
-from infra.processes.code_identity import CODE
+from infra.processes.code_identity import CODE_DIGEST
 from infra.processes.engines import SILENT, Progress
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
@@ -34,7 +33,6 @@ from spark_jobs.engine.lake_files import SILVER, File, Lake, Manifest
 from spark_jobs.engine.source import Pin, pinned
 from spark_jobs.engine.tables import Log
 
-CODE_DIGEST = blake2b(repr(sorted(CODE.items())).encode(), digest_size=8).hexdigest()
 MANY, SMALL = 8, 32_000_000
 """So many files of one folder that have less than so many bytes become one."""
 _LOCK = "the lake"

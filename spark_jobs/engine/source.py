@@ -48,7 +48,7 @@ from infra.log.partitioner import partition_of
 from infra.log.records import Commit, Opening, Record, decode_event, typed_decoder
 from infra.log.rule import START, Counted, Reading, read
 from infra.log.source import NO_PROGRESS_S, LogTrimmed
-from infra.processes.code_identity import CODE, require_code
+from infra.processes.code_identity import CODE, CODE_DIGEST, WrongCode, require_code
 from infra.processes.memory import folding
 from infra.settings import Settings
 from projections.engine.fold.as_of import Cut, cuts, parse_as_of
@@ -381,7 +381,12 @@ class Batch(DataSourceReader):
     """Plans a scan, and reads a part of it in a task."""
 
     def __init__(self, options: Mapping[str, str], table: Table) -> None:
-        _require_known(options, {*_TABLE, "as_of", "tasks", "pin"})
+        _require_known(options, {*_TABLE, "as_of", "tasks", "pin", "code"})
+        if options.get("code", CODE_DIGEST) != CODE_DIGEST:
+            raise WrongCode(
+                "The Python that Spark starts here has other code than the program that asks.",
+                "Give both the same checkout: PYSPARK_PYTHON, PYTHONPATH, spark.executorEnv.PYTHONPATH.",
+            )
         self.pin = Pin.parse(options["pin"]) if "pin" in options else pinned(Settings(), options.get("as_of"))
         self.sender = Sender(self.pin.kafka, self.pin.topic_id)
         self.tasks = _count(options, "tasks", os.cpu_count() or 1)

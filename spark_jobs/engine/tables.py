@@ -57,7 +57,7 @@ class Log:
 
         from spark_jobs.engine.source import name_of
 
-        moment = since if isinstance(since, str) else in_words(since)
+        moment = since if isinstance(since, str) else since.isoformat()
         part = {name: value for name, value in (("stream", stream), ("since", moment)) if value}
         if of is None:
             table = self.table("events", columns, **part)
@@ -75,9 +75,10 @@ class Log:
 
     def table(self, read: str, columns: Sequence[str] = (), **options: str) -> DataFrame:
         """As the data source gives it for these options. Raises BadOption, BadColumn."""
+        from infra.processes.code_identity import CODE_DIGEST
         from spark_jobs.engine.source import Table
 
-        options |= {"read": read, "pin": str(self.pin)}
+        options |= {"read": read, "pin": str(self.pin), "code": CODE_DIGEST}
         table = Table.of(options)  # raises here what would reach the caller as Spark's error
         context = getattr(self.spark, "sparkContext", None)  # Spark Connect has none
         if context is not None:

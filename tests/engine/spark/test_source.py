@@ -383,6 +383,8 @@ def test_a_task_with_another_kafka_or_other_code_reads_nothing(
         patch.setenv("SAMEFOLD_EVENTS_TOPIC", empty_world.events_topic)
         with pytest.raises(WrongKafka, match="is none, not"):
             batch.read(parts[0])
+    with pytest.raises(WrongCode, match="than the program that asks"):
+        batch_of(code="0")
     monkeypatch.setattr(source, "CODE", {**CODE, "domain/new.py": "0"})
     with pytest.raises(WrongCode, match=r"domain/new\.py"):
         batch_of().read(parts[0])
