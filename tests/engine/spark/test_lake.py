@@ -163,6 +163,7 @@ def test_killed_at_each_step_beside_live_traffic_readers_see_each_event_once(
     assert left == {path.name for path in Path(world.lake, DEPOSITS).rglob("*.parquet")}
 
 
+@pytest.mark.slow
 def test_all_tables_are_there_without_any_file_and_an_update_writes_only_what_is_new(
     bank: Bookkeeper, spark: SparkSession, samefold: Samefold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +230,7 @@ def test_a_renamed_class_has_its_rows_and_a_field_named_day_a_column(
     rows.close()
 
 
+@pytest.mark.slow
 def test_a_log_without_any_record_gives_tables_without_rows(
     world: Settings, spark: SparkSession, spark_place: Path, tmp_path: Path
 ) -> None:
@@ -243,6 +245,7 @@ def test_a_log_without_any_record_gives_tables_without_rows(
     assert is_exact(world) == 18
 
 
+@pytest.mark.slow
 def test_an_event_that_the_code_does_not_know_is_named(bank: Bookkeeper, spark: SparkSession) -> None:
     bank.commit("1", MoneyDeposited(cents=1, on=DAY), events=[EventRecord("Renamed", msgspec.Raw(b"{}"))])
     bank.flush()
@@ -251,6 +254,7 @@ def test_an_event_that_the_code_does_not_know_is_named(bank: Bookkeeper, spark: 
     assert Lake(bank.world).names() == []
 
 
+@pytest.mark.slow
 def test_verify_finds_a_row_that_is_missing_and_one_that_is_there_twice(bank: Bookkeeper, spark: SparkSession) -> None:
     world = bank.world
     bank.life(ACCOUNTS, 5)
@@ -266,6 +270,7 @@ def test_verify_finds_a_row_that_is_missing_and_one_that_is_there_twice(bank: Bo
         assert [one["differs"] for one in verify(world, spark, [DEPOSITS])] == [True]
 
 
+@pytest.mark.slow
 def test_where_there_are_no_links_the_manifest_says_which_files_count(
     bank: Bookkeeper, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,6 +297,7 @@ def test_a_second_run_is_refused_and_says_by_whom(bank: Bookkeeper, spark: Spark
         update(bank.world, spark)
 
 
+@pytest.mark.slow
 def test_a_run_that_lost_its_lock_changes_nothing(
     bank: Bookkeeper, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,6 +318,7 @@ def end_sessions(world: Settings) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_recreated_topic_is_refused(bank: Bookkeeper, spark: SparkSession) -> None:
     world = bank.world
     bank.life(ACCOUNTS, 1)
@@ -376,6 +383,7 @@ def test_a_name_that_is_none_is_refused(author: Callable[..., None], name: str) 
         datasets()
 
 
+@pytest.mark.slow
 def test_a_dataset_that_fails_is_named(bank: Bookkeeper, spark: SparkSession, author: Callable[..., None]) -> None:
     bank.life(ACCOUNTS, 1)
     for body, told in [
@@ -399,6 +407,7 @@ def test_a_dataset_that_fails_is_named(bank: Bookkeeper, spark: SparkSession, au
         update(bank.world, spark, ["yours"])
 
 
+@pytest.mark.slow
 def test_columns_change_with_the_version_only(
     bank: Bookkeeper, spark: SparkSession, author: Callable[..., None]
 ) -> None:
@@ -417,6 +426,7 @@ def test_columns_change_with_the_version_only(
     assert by_duckdb(bank.world, "mine", "count(*), typeof(any_value(cents))") == [(18 * 3, "INTEGER")]
 
 
+@pytest.mark.slow
 def test_an_incremental_dataset_gets_only_what_is_new(
     bank: Bookkeeper, spark: SparkSession, author: Callable[..., None]
 ) -> None:
