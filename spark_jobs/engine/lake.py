@@ -175,11 +175,10 @@ def _compacted(lake: Lake, spark: SparkSession, name: str, run: str, files: list
 
 
 def _with_conf(spark: SparkSession) -> SparkSession:
-    """A session in which datasets do not depend on the machine's time zone, and whose times every reader of Parquet knows."""
-    own = spark.newSession()
-    own.conf.set("spark.sql.session.timeZone", "UTC")
-    own.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-    return own
+    """The session: datasets do not depend on the machine's time zone now, and every reader of Parquet knows the form of times."""
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+    return spark
 
 
 def status(settings: Settings) -> Iterator[dict[str, Any]]:
