@@ -182,7 +182,7 @@ def test_each_time_that_reads_are_refused_is_told_once(
     ground: Ground, world: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     def told() -> int:
-        return sum("unknown broker error" in record.message.lower() for record in caplog.records)
+        return sum("unknown broker error" in record.getMessage().lower() for record in caplog.records)
 
     with serving(ground.fronted(world), world):
         for turn in range(1, 4):

@@ -86,7 +86,7 @@ def test_what_goes_on_is_said_once_however_the_driver_words_it(caplog: pytest.Lo
     said.wrong("views", "a is live as v2")
     said.well("kafka", "Kafka answers again")
     said.wrong("kafka", "Kafka does not answer (refused).", "away")
-    assert [record.message.removeprefix("api a: ") for record in caplog.records] == [
+    assert [record.getMessage().removeprefix("api a: ") for record in caplog.records] == [
         "Kafka does not answer (timed out).",
         "a is live as v1",
         "a is live as v2",
