@@ -19,7 +19,6 @@ from pyspark.sql import functions as F  # noqa: N812  # as Spark's own pages do
 from infra.database.connect import Connection, session
 from infra.errors import NotConfigured, SamefoldError
 from infra.log.contract import require_contract
-from infra.log.rule import START, Reading
 from infra.log.topics import Topic, TopicChanged
 from infra.processes.code_identity import CODE_DIGEST
 from infra.processes.engines import SILENT, Progress
@@ -31,7 +30,6 @@ from spark_jobs.engine import session as of_spark
 from spark_jobs.engine.datasets import SPARK_ERRORS, BadDataset, Dataset, DatasetFailed, Rows, datasets, failed
 from spark_jobs.engine.lake_files import SILVER, File, Lake, Manifest
 from spark_jobs.engine.source import Pin, pinned
-from spark_jobs.engine.tables import Log
 
 MANY, SMALL = 8, 32_000_000
 """So many files of one folder that have less than so many bytes become one."""
@@ -88,13 +86,8 @@ def update(
     with opened(settings, "update") as (lake, topic, connection):
         was = _there(lake, asked, topic)
         end = pinned(settings)
-        at = {
-            partition: max((one.positions.get(partition, START) for one in was.values()), default=START)
-            for partition in end.ends
-        }
-        ends = Log(spark, pin=end._replace(begins=at)).table("ends").collect()
-        at |= {partition: Reading(*reading) for partition, *reading in ends}
-        begins = {name: one.positions for name, one in was.items() if asked[name].incremental}
+        ends = {partition: cut.next_offset for partition, cut in end.ends.items()}
+        begins = {name: one.ends for name, one in was.items() if asked[name].incremental}
         rows = Rows(spark, asked, {name: end._replace(begins=begins.get(name, {})) for name in asked})
         progress.begin("update", len(asked))
         done, errors = [], list[SamefoldError]()
@@ -103,7 +96,7 @@ def update(
             before = was.get(name)
             connection.execute("select")  # the lock is held: no other run's files are taken for leftovers
             lake.sweep(name)
-            if before and before.positions == at and (dataset.incremental or before.code == CODE_DIGEST):
+            if before and before.ends == ends and (dataset.incremental or before.code == CODE_DIGEST):
                 done.append({"name": name, "what": "unchanged", "rows": 0})
                 continue
             kept = before.files if before and dataset.incremental else ()
@@ -123,7 +116,7 @@ def update(
                 errors.append(error)
                 continue
             connection.execute("select")  # the lock is held still
-            lake.commit(name, Manifest(dataset.version, CODE_DIGEST, topic.id, at, *shape, tuple(files)))
+            lake.commit(name, Manifest(dataset.version, CODE_DIGEST, topic.id, ends, *shape, tuple(files)))
             reach("dataset committed")
             what = "added" if before and dataset.incremental else "made"
             done.append({"name": name, "what": what, "rows": sum(one.rows for one in new)})
@@ -137,7 +130,7 @@ def _there(lake: Lake, asked: dict[str, Dataset], topic: Topic) -> dict[str, Man
     """The manifests of datasets that are there in the code's version. Raises TopicChanged."""
     found = {name: one for name in asked if (one := lake.manifest(name))}
     for name, one in found.items():
-        if one.topic_id != topic.id or any(at.next_offset > topic.end[p] for p, at in one.positions.items()):
+        if one.topic_id != topic.id or any(end > topic.end[p] for p, end in one.ends.items()):
             raise TopicChanged(
                 f"Dataset '{name}' is of another '{topic.name}': the topic was recreated.",
                 f"Make it anew: `samefold lake drop {name}`, then `samefold lake update`.",
@@ -193,7 +186,7 @@ def status(settings: Settings) -> Iterator[dict[str, Any]]:
         found, dataset = lake.manifest(name), known.get(name)
         state = "missing" if found is None else "gone" if dataset is None else "outdated"
         files = found.files if found else ()
-        positions = {p: found.positions.get(p, START).next_offset if found else 0 for p in topic.end}
+        positions = {p: found.ends.get(p, 0) if found else 0 for p in topic.end}
         yield {
             "name": name,
             "state": "ready" if found and dataset and found.version == dataset.version else state,
@@ -222,7 +215,7 @@ def verify(
     if lacking := [name for name in names if name in asked and name not in there]:
         hint = f"Run `samefold lake update {lacking[0]}` first."
         raise BadDataset(f"The lake has no '{lacking[0]}' in this code's version.", hint)
-    ends = {name: {p: Cut(at.next_offset) for p, at in one.positions.items()} for name, one in there.items()}
+    ends = {name: {p: Cut(end) for p, end in one.ends.items()} for name, one in there.items()}
     pins = {name: Pin(settings.kafka, topic.id, ends[name]) for name in there}
     rows, done = Rows(spark, {name: asked[name] for name in there}, pins), []
     progress.begin("verify", len(there))

@@ -21,7 +21,6 @@ import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from infra.errors import SamefoldError, in_words
-from infra.log.rule import Reading
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
 
@@ -47,13 +46,13 @@ class File(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """A dataset as its last run left it. It holds the log up to `positions`."""
+    """A dataset as its last run left it. It holds the log up to `ends`, an offset of each partition."""
 
     version: str
     code: str
     """Digest of the code that made it."""
     topic_id: str
-    positions: Mapping[int, Reading]
+    ends: Mapping[int, int]
     columns: str
     partitioned_by: tuple[str, ...]
     incremental: bool
@@ -80,10 +79,11 @@ class Lake:
         return [name for name in found if not name.startswith(HIDDEN) and self.manifest(name)]
 
     def manifest(self, name: str) -> Manifest | None:
+        """None also where another release wrote one that this one does not know: then the dataset is made anew."""
         with self._naming():
             try:
                 return msgspec.json.decode(self._files.cat_file(self._at(name, MANIFEST)), type=Manifest)
-            except (FileNotFoundError, NotADirectoryError):
+            except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
                 return None
 
     def seen(self, name: str, file: File) -> tuple[str, str]:

@@ -45,7 +45,7 @@ from infra.archive.whole_log import read_range
 from infra.errors import SamefoldError
 from infra.log import topics
 from infra.log.partitioner import partition_of
-from infra.log.records import Commit, Opening, Record, decode_event, typed_decoder
+from infra.log.records import RULE, Commit, Opening, Record, decode_event, decode_value, part_decoder, typed_decoder
 from infra.log.rule import START, Counted, Reading, read
 from infra.log.source import NO_PROGRESS_S, LogTrimmed
 from infra.processes.code_identity import CODE, CODE_DIGEST, WrongCode, require_code
@@ -75,12 +75,11 @@ class UnfitValue(SamefoldError):
 
 @dataclass(frozen=True, slots=True)
 class Range(InputPartition):
-    """What a task reads of a partition: the records from offset `begin` up to `end`. `start` is a reading state before them."""
+    """What a task reads of a partition: the records from offset `begin` up to `end`."""
 
     partition: int
     begin: int
     end: Cut
-    start: Reading | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +121,6 @@ class RecordRow(NamedTuple):
     record: Record
     entry: Commit | Opening | None
     void: str | None
-
-
-class EndRow(NamedTuple):
-    """The reading state at which a range ends."""
-
-    partition: int
-    reading: Reading
 
 
 def _optional(name: str) -> Callable[[Any], Any]:
@@ -181,11 +173,7 @@ RECORDS = (
     Column("kind", TEXT, lambda row: row.entry and type(row.entry).__name__.lower()),
     Column("void", TEXT, attrgetter("void")),
 )
-ENDS = (
-    Column("partition", SMALL, attrgetter("partition")),
-    *(Column(name, WHOLE, attrgetter(f"reading.{name}")) for name in Reading._fields),
-)
-_OTHERS = {"commits": COMMITS, "records": RECORDS, "ends": ENDS}
+_OTHERS = {"commits": COMMITS, "records": RECORDS}
 _BY_RULE = {"kind", "void"}
 """The columns of a record that the reading rule tells."""
 
@@ -399,20 +387,17 @@ class Batch(DataSourceReader):
         topics.require_same(pin.topic(topic.name), topic)
         mine = [*pin.ends] if table.stream is None else [partition_of(table.stream, len(pin.ends))]
         ends = {partition: pin.ends[partition] for partition in mine}
-        begins = {partition: pin.begins.get(partition, START).next_offset for partition in ends}
+        begins = {partition: pin.begins.get(partition, 0) for partition in ends}
         if table.since_ms:
             # a millisecond earlier: the broker's index may pass over records of the very time
             later = topics.offsets_at(settings, topic, table.since_ms - 1)
             firsts = {p: later.get(p, topic.end[p]) for p in begins}
             # where Kafka's first record is of that time already, the archive may have others
             begins |= {p: max(begins[p], at) for p, at in firsts.items() if at > topic.first[p]}
-        if table.read == "ends":  # from the nearest mark, but a cut by time is found only from the beginning on
-            begins = {p: end.next_offset if end.until_ms is None else begins[p] for p, end in ends.items()}
-            return [Range(p, begins[p], end, pin.begins.get(p)) for p, end in ends.items()]
         total = sum(max(ends[partition].next_offset - begin, 0) for partition, begin in begins.items())
         share = max(total // self.tasks, marks.EVERY)
         return [
-            Range(partition, begin, ends[partition]._replace(next_offset=stop), pin.begins.get(partition))
+            Range(partition, begin, ends[partition]._replace(next_offset=stop))
             for partition, first in begins.items()
             for begin, stop in _pieces(settings, topic, partition, first, ends[partition], share)
         ]
@@ -443,8 +428,8 @@ class Pin(NamedTuple):
     kafka: str
     topic_id: str
     ends: Mapping[int, Cut]
-    begins: Mapping[int, Reading] = {}
-    """A partition that is not named is read from its start."""
+    begins: Mapping[int, int] = {}
+    """Offsets. A partition that is not named is read from its start."""
 
     @classmethod
     def parse(cls, text: str) -> Pin:
@@ -453,7 +438,7 @@ class Pin(NamedTuple):
             kafka,
             topic_id,
             {int(partition): Cut(*cut) for partition, cut in ends.items()},
-            {int(partition): Reading(*reading) for partition, reading in begins.items()},
+            {int(partition): begin for partition, begin in begins.items()},
         )
 
     def __str__(self) -> str:
@@ -525,8 +510,8 @@ _reached: dict[tuple[str, int], Reading] = {}
 def _begun(settings: Settings, topic_id: str, part: Range) -> tuple[Reading, Iterator[list[Record]]]:
     """A reading state at or before the range's begin, and the records from there on."""
     topic, stop = settings.events_topic, part.end.next_offset
-    for known in (part.start, _reached.get((topic_id, part.partition)), START):
-        if known and known.next_offset <= part.begin < known.next_offset + marks.EVERY:
+    for known in (_reached.get((topic_id, part.partition), START), START):
+        if known.next_offset <= part.begin < known.next_offset + marks.EVERY:
             return known, read_range(settings, topic, part.partition, known.next_offset, stop)
     of = topics.Topic(topic, topic_id, 0, {}, {})
     return marks.read_from(settings, of, part.partition, part.begin, stop)
@@ -546,7 +531,7 @@ def _rows(settings: Settings, topic_id: str, table: Table, part: Range) -> Itera
     reading, read_on = _begun(settings, topic_id, part)
     for records in read_on:
         taken = part.end.before(records)
-        reading, counted, void = read(reading, taken, decode) if decode else read(reading, taken)
+        reading, counted, void = read(reading, taken, decode)
         if reading.next_offset > begin:
             mine = (one for one in counted if one.offset >= begin and one.time_ms >= since_ms)
             match table.read:
@@ -555,19 +540,13 @@ def _rows(settings: Settings, topic_id: str, table: Table, part: Range) -> Itera
                 case "commits":
                     stream = table.stream
                     yield [CommitRow(one, part.partition) for one in mine if stream in (None, one.commit.stream)]
-                case "records":
+                case _:
                     why = {one.offset: one.reason for one in void}
                     own = (record for record in taken if record.offset >= begin and table.has(record))
                     yield [RecordRow(one, decode_event(one), why.get(one.offset)) for one in own]
-                case _:
-                    pass
         _reached[topic_id, part.partition] = reading
         if len(taken) < len(records):
-            break
-    else:
-        reading = reading._replace(next_offset=part.end.next_offset)
-    if table.read == "ends":
-        yield [EndRow(part.partition, reading)]
+            return
 
 
 class Decoding:
@@ -576,7 +555,7 @@ class Decoding:
     def __init__(self, table: Table) -> None:
         own = {column.name for column in EVENTS}
         self.as_body = not table.classes and "body" in table.names
-        self.to_event = not self.as_body and bool(table.names - own)
+        self.to_event = table.read == "events" and not self.as_body and bool(table.names - own)
         self.stream = table.stream
         self.types: dict[str, dict[str, tuple[str, type, Callable[[Any], Any] | None] | None]] = {}
         """By context and stored type: the class's name, the class, what makes the row's event of a body. None for other events."""
@@ -591,7 +570,13 @@ class Decoding:
                 at_once = is_wanted and self.to_event and decode is decoder(event) and stored not in kinds
                 whole = name_of(event) in table.names
                 kinds[stored] = (event if whole else part_of(event, table.names)) if at_once else msgspec.Raw
-        self.decode = typed_decoder(kinds) if self.to_event else None
+        asked = table.names | ({"command_id"} if "correlation_id" in table.names else set())
+        only = {"command_id", "correlation_id", "by"} & asked or RULE
+        self.decode = decode_value
+        if self.to_event:
+            self.decode = typed_decoder(kinds, only)
+        elif table.read == "events" and not self.as_body:
+            self.decode = part_decoder(only)
 
     def rows(self, counted: Iterable[Counted], partition: int) -> list[EventRow]:
         """Raises UnknownEvent, UnreadableEvent."""

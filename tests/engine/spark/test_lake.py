@@ -92,7 +92,7 @@ def is_exact(world: Settings) -> int:
     """Both readers see the deposits of the log up to the manifest's positions, each once; how many."""
     manifest = Lake(world).manifest(DEPOSITS)
     assert manifest is not None
-    expected = deposits_of_the_log(world, {p: at.next_offset for p, at in manifest.positions.items()})
+    expected = deposits_of_the_log(world, {**manifest.ends})
     assert by_duckdb(world, DEPOSITS, 'partition, "offset", cents') == expected
     table = by_pandas(world, DEPOSITS)
     assert sorted(zip(table.partition, table.offset, table.cents, strict=True)) == expected

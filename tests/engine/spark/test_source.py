@@ -160,6 +160,20 @@ def test_typed_events_of_several_classes(keeper: Bookkeeper, scan: Scan) -> None
     assert in_order(scan(events="accounts.AccountOpened, accounts.MoneyWithdrawn")) == in_order(expected)
 
 
+@pytest.mark.parametrize(
+    "read", [{}, {"events": "accounts.AccountOpened,accounts.MoneyWithdrawn"}, {"read": "commits"}]
+)
+def test_a_column_alone_holds_what_it_holds_among_all(keeper: Bookkeeper, scan: Scan, read: dict[str, str]) -> None:
+    """A task decodes only what the asked columns need."""
+    more: Row = {"by": "ada", "correlation_id": "their own", "causation_id": "an order"}
+    keeper.commit("0", MoneyWithdrawn(cents=1, on=DAY), **more)
+    keeper.flush()
+    every = scan(**read)
+    assert {row["correlation_id"] for row in every} > {"their own"}
+    for name in every[0]:
+        assert scan([name], **read) == [{name: row[name]} for row in every]
+
+
 def test_commits_with_what_became_of_them(keeper: Bookkeeper, scan: Scan) -> None:
     rows = in_order(scan(read="commits"))
     counted = whole(keeper.world)[0]
