@@ -5,11 +5,11 @@ foreign (garbage, void for every reader); one with it must decode, or the reader
 decode would disagree with one that can.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import reduce
 from operator import or_
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
+from typing import Annotated, Literal, NamedTuple, Self, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -56,13 +56,6 @@ class EventRecord(msgspec.Struct, frozen=True, gc=False):
     data: msgspec.Raw
 
 
-class EventName(msgspec.Struct, frozen=True, gc=False):
-    """An event in a commit, for those who don't need its body."""
-
-    type: str
-    data: ClassVar[None] = None
-
-
 class Reason(msgspec.Struct, frozen=True, gc=False):
     """Why a command was rejected: a stable code and a message."""
 
@@ -91,10 +84,6 @@ class Commit(msgspec.Struct, frozen=True, gc=False, tag_field="samefold", tag="c
     """The command's own."""
     by: str | UnsetType = UNSET
     """The command's own."""
-
-
-RULE = ("stream", "version", "events", "command_offset", "epoch", "seq")
-"""What every reader of events needs of a commit."""
 
 
 class Head(msgspec.Struct, frozen=True, gc=False, tag_field="samefold", tag="commit/1"):
@@ -166,11 +155,10 @@ decode_head: Callable[[bytes], Head | Opening] = msgspec.json.Decoder(Head | Ope
 """Like `decode_value`, but it neither decodes nor checks the rest of a commit."""
 
 
-def typed_decoder(events: Mapping[str, type], only: Collection[str] = ()) -> Callable[[bytes], Commit | Opening]:
+def typed_decoder(events: Mapping[str, type]) -> Callable[[bytes], Commit | Opening]:
     """Like `decode_value`, but each event's `data` is of the class that is given for its stored type, decoded in one go.
 
-    It also fails for a commit with another type, or a body that does not fit; `read` then takes `decode_value`. `only` as of
-    `part_decoder`.
+    It also fails for a commit with another type, or a body that does not fit; `read` then takes `decode_value`.
     """
     kinds = [
         msgspec.defstruct(
@@ -180,19 +168,10 @@ def typed_decoder(events: Mapping[str, type], only: Collection[str] = ()) -> Cal
     ]
     if len(kinds) < 2:  # msgspec accepts an event without a type where there is only one
         return decode_value
-    return part_decoder(only, reduce(or_, kinds))
-
-
-def part_decoder(only: Collection[str], event: Any = EventName) -> Callable[[bytes], Commit | Opening]:
-    """Like `decode_value`, with events as `event`. Attributes that are not among `only`, if it names some, are passed over: neither
-    decoded nor checked."""
-    fields: list[Any] = [
-        (one.name, list[event] if one.name == "events" else one.type, *(() if one.required else (one.default,)))
-        for one in msgspec.structs.fields(Commit)
-        if not only or one.name in {*RULE, *only}
-    ]
-    tag = {"tag_field": "samefold", "tag": "commit/1"}
-    commit = msgspec.defstruct("CommitPart", fields, **tag, frozen=True, gc=False)  # type: ignore[arg-type]
+    events_type = list[reduce(or_, kinds)]  # type: ignore[misc, valid-type]
+    commit = msgspec.defstruct(
+        "TypedCommit", [("events", events_type)], bases=(Commit,), tag="commit/1", frozen=True, gc=False
+    )
     return msgspec.json.Decoder(commit | Opening).decode
 
 

@@ -45,7 +45,7 @@ from infra.archive.whole_log import read_range
 from infra.errors import SamefoldError
 from infra.log import topics
 from infra.log.partitioner import partition_of
-from infra.log.records import RULE, Commit, Opening, Record, decode_event, decode_value, part_decoder, typed_decoder
+from infra.log.records import Commit, Opening, Record, decode_event, decode_value, typed_decoder
 from infra.log.rule import START, Counted, Reading, read
 from infra.log.source import NO_PROGRESS_S, LogTrimmed
 from infra.processes.code_identity import CODE, CODE_DIGEST, WrongCode, require_code
@@ -570,13 +570,7 @@ class Decoding:
                 at_once = is_wanted and self.to_event and decode is decoder(event) and stored not in kinds
                 whole = name_of(event) in table.names
                 kinds[stored] = (event if whole else part_of(event, table.names)) if at_once else msgspec.Raw
-        asked = table.names | ({"command_id"} if "correlation_id" in table.names else set())
-        only = {"command_id", "correlation_id", "by"} & asked or RULE
-        self.decode = decode_value
-        if self.to_event:
-            self.decode = typed_decoder(kinds, only)
-        elif table.read == "events" and not self.as_body:
-            self.decode = part_decoder(only)
+        self.decode = typed_decoder(kinds) if self.to_event else decode_value
 
     def rows(self, counted: Iterable[Counted], partition: int) -> list[EventRow]:
         """Raises UnknownEvent, UnreadableEvent."""
