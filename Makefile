@@ -76,4 +76,3 @@ $(VENV)/kafka/.verified: $(VENV)/.packages tools/dev/kafka-jars.sha256
 	@$(BIN)/python -m tools.dev.jars
 	@$(BIN)/python -m tools.dev.kafka
 	@touch $@
-

@@ -8,8 +8,6 @@ import logging
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
-from confluent_kafka import Consumer
-
 from infra.archive.whole_log import read_range
 from infra.database.connect import Connection, session
 from infra.log.records import Opening, Record, decode_event, decode_head
@@ -42,7 +40,7 @@ def between(settings: Settings, topic: Topic, partition: int, start: int, stop: 
 
 
 def read_from(
-    settings: Settings, topic: Topic, partition: int, start: int, stop: int, *, consumer: Consumer | None = None
+    settings: Settings, topic: Topic, partition: int, start: int, stop: int
 ) -> tuple[Reading, Iterator[list[Record]]]:
     """The reading state at `start`, and the records of [start, stop) in batches, as `read_range` gives them.
 
@@ -51,7 +49,7 @@ def read_from(
     """
     batches: Iterator[list[Record]]
     for reading in [*_known(settings, topic, partition, 0, start, TRIES), START]:
-        batches = read_range(settings, topic.name, partition, max(reading.next_offset - 1, 0), stop, consumer=consumer)
+        batches = read_range(settings, topic.name, partition, max(reading.next_offset - 1, 0), stop)
         if reading == START:
             break
         first = next(batches, [])
