@@ -1,7 +1,7 @@
 """Marks: reading states at offsets of the log, from which a reader may begin instead of at its start (ADR 24).
 
-The agent `core` writes one for about every 50,000 records of a partition into `log_marks`; the archive's manifest has those at
-which its files end. `read_from` checks a mark against the log before it uses it.
+The agent `core` writes one for about every 50,000 records of a partition into `log_marks`, and so does a rebuild; the archive's
+manifest has those at which its files end. `read_from` checks a mark against the log before it uses it.
 """
 
 import logging
@@ -56,7 +56,7 @@ def read_from(
         if first and _confirms(first[0], reading):
             batches = chain([first[1:]], batches)
             break
-        why = "the log does not lead to it; was the database restored from another one?"
+        why = "the record before it is no such commit: the database was restored, or a file of the archive ends with a void record"
         log.warning("ignored the mark %s of %s[%d]: %s", tuple(reading), topic.name, partition, why)
     for records in batches if reading.next_offset < start else ():
         reading, _, _ = read(reading, (one for one in records if one.offset < start), decode_head)

@@ -20,9 +20,11 @@ from typing import Any
 import psycopg
 from psycopg import Copy, errors, sql
 
+from infra.archive import marks
 from infra.database.connect import Connection, as_login, connect
 from infra.errors import SamefoldError
 from infra.log.rule import START, Reading
+from infra.log.topics import describe
 from infra.processes.engines import Engine, EngineFor, Progress
 from infra.processes.faultpoints import reach
 from infra.processes.workers import Advance
@@ -119,6 +121,9 @@ class Filling:
         reached = {part.partition: part.end for part in done}
         for part, one in zip(work, done, strict=True):  # whatever code the tasks ran
             require_arrival(part.topic, part.partition, part.end, one.end)
+        marked = [(part.partition, reading) for part in done for reading in part.marks]
+        topic = describe(self.settings, self.settings.events_topic)
+        marks.write(self.connection, topic.name, topic.id, marked)
         filled.engine = engine.name
         filled.commits = max(filled.commits, sum(part.commits for part in done))
         filled.events = max(filled.events, sum(part.events for part in done))
@@ -243,6 +248,8 @@ class Loaded:
     commits: int = 0
     events: int = 0
     rows: dict[str, int] = field(default_factory=dict)
+    marks: list[Reading] = field(default_factory=list)
+    """Of a partition's first share."""
 
 
 def parts(settings: Settings, topic: str, builds: Iterable[Build], views: Mapping[str, View], pin: Pin) -> list[Part]:
@@ -270,7 +277,10 @@ def load(part: Part, advance: Advance = lambda _count: None) -> Loaded:
             if part.views[build.view].kind in (Kind.JOURNAL, Kind.OUTCOMES)
         }
         where, decode = (part.settings, part.topic, part.partition, part.end), part.share.decoder(plan.decode)
-        for batch in map(part.share.own, counted_to(*where, decode=decode)):
+        for every in counted_to(*where, decode=decode):
+            if part.share.number == 0 and every.has_mark(every.was):
+                loaded.marks.append(every.next)
+            batch = part.share.own(every)
             changes = folded.fold(batch)
             for view, stream in streams.items():
                 stream.write(added_rows(part.views[view], changes))

@@ -13,12 +13,15 @@ from infra.archive.jobs import archive_log
 from infra.archive.marks import between, read_from
 from infra.archive.whole_log import read_range
 from infra.database.connect import connect
-from infra.log import topics
+from infra.log import source, topics
 from infra.log.records import Commit
 from infra.log.rule import START, Counted, Reading, read
 from infra.log.topics import Topic
+from infra.processes.engines import Local
 from infra.settings import Settings
+from projections.engine.rebuild.rebuild import rebuild
 from projections.engine.store.commit import Batch
+from projections.engine.views.core_views import all_views
 from tests.engine.bookkeeper import Bookkeeper, fold_all
 from tests.engine.infra.archives import trim_all
 from tests.engine.spine import in_a_transaction, set_up
@@ -92,6 +95,18 @@ def test_an_agent_marks_each_multiple_once_with_the_state_there(log: Bookkeeper)
     with connect(log.world, "test") as db:  # another agent, or this one after a restore, at another batch's end
         marks.write(db, log.world.events_topic, topic_of(log).id, [(partition, mark._replace(seq=mark.seq + 1))])
     assert written(log) == before
+
+
+def test_a_rebuild_marks_an_old_log(log: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "BATCH", 15)
+    with connect(log.world, "test") as db:
+        db.execute("delete from log_marks")
+    rebuild(log.world, ["balances"], all_views(), engine_for=lambda _: Local(1), tasks=2 * log.world.partitions)
+    found = written(log)
+    assert {partition for partition, _ in found} == {*range(log.world.partitions)}
+    for partition in range(log.world.partitions):
+        right = states(log, partition)
+        assert all(right[mark.next_offset] == mark for place, mark in found if place == partition)
 
 
 def test_a_mark_is_behind_a_commit_that_counts_or_it_could_not_be_checked() -> None:
