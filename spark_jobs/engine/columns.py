@@ -123,7 +123,7 @@ def type_of(kind: Any) -> ColumnType:
     if isinstance(kind, type) and (fields := _fields(kind)):
         names = [name for name, _ in fields]
         return _struct(
-            [(name, type_of(hint)) for name, hint in fields], attrgetter(*names) if names[1:] else _single(names[0])
+            [(name, type_of(hint)) for name, hint in fields], lambda value: [getattr(value, name) for name in names]
         )
     return _JSON
 
@@ -151,11 +151,7 @@ def _of_values(values: Sequence[Any]) -> ColumnType:
     return _PLAIN[kinds.pop()] if kinds in ({str}, {int}, {bool}) else _JSON
 
 
-def _single(name: str) -> Convert:
-    return lambda value: (getattr(value, name),)
-
-
-def _struct(fields: Sequence[tuple[str, ColumnType]], values: Callable[[Any], tuple[Any, ...]]) -> ColumnType:
+def _struct(fields: Sequence[tuple[str, ColumnType]], values: Callable[[Any], Sequence[Any]]) -> ColumnType:
     names, converters = [name for name, _ in fields], [one.convert for _, one in fields]
 
     def convert(value: Any) -> dict[str, Any]:

@@ -14,7 +14,6 @@ A task gets no settings: it reads its own environment's, and compares its code a
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 import time
@@ -124,11 +123,11 @@ class RecordRow(NamedTuple):
 
 
 def _optional(name: str) -> Callable[[Any], Any]:
-    def get(row: Any) -> Any:
-        value = getattr(row.counted.commit, name)
-        return None if value is UNSET else value
+    return lambda row: None if (value := getattr(row.counted.commit, name)) is UNSET else value
 
-    return get
+
+def _correlation(commit: Commit) -> str:
+    return commit.command_id if commit.correlation_id is UNSET else commit.correlation_id
 
 
 def _reason(name: str) -> Callable[[CommitRow], Any]:
@@ -176,10 +175,6 @@ RECORDS = (
 _OTHERS = {"commits": COMMITS, "records": RECORDS}
 _BY_RULE = {"kind", "void"}
 """The columns of a record that the reading rule tells."""
-
-
-def _correlation(commit: Commit) -> str:
-    return commit.command_id if commit.correlation_id is UNSET else commit.correlation_id
 
 
 def columns_of(classes: Sequence[type]) -> list[Column]:
@@ -433,16 +428,10 @@ class Pin(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Pin:
-        kafka, topic_id, ends, begins = json.loads(text)
-        return cls(
-            kafka,
-            topic_id,
-            {int(partition): Cut(*cut) for partition, cut in ends.items()},
-            {int(partition): begin for partition, begin in begins.items()},
-        )
+        return msgspec.json.decode(text, type=cls)
 
     def __str__(self) -> str:
-        return json.dumps(self)
+        return msgspec.json.encode(self).decode()
 
     def topic(self, name: str) -> topics.Topic:
         return topics.Topic(name, self.topic_id, len(self.ends), {}, {})
