@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from enum import Enum, IntEnum, StrEnum
+from enum import Enum
 from functools import partial
 from random import Random
 from types import NoneType, UnionType
@@ -21,23 +21,8 @@ from pydantic import Field
 from domain.engine.contexts import context_of, contexts
 from domain.engine.storable import encode
 from domain.language import Body, Cents, Moment, Personal, Text, fact, upcaster
+from proofs.one_fold.values import Level, Mood, Tone
 from spark_jobs.engine.source import Batch, Samefold
-
-
-class Mood(Enum):
-    UP = "above nothing"
-    DOWN = "below nothing"
-
-
-class Tone(StrEnum):
-    SOFT = "soft"
-    LOUD = "loud"
-
-
-class Level(IntEnum):
-    LOW = 1
-    HIGH = 2
-
 
 Account = NewType("Account", str)
 Share = NewType("Share", Decimal)
