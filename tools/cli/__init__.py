@@ -16,6 +16,7 @@ Exit codes:
 import ast
 import sys
 import traceback
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -85,6 +86,18 @@ def build() -> typer.Typer:
         else:
             app.command(name, cls=OfModule)(lambda: None)
     return app
+
+
+class NotConfirmed(SamefoldError):
+    """A command asked, and nobody answered yes."""
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask on the terminal, unless with `--yes`. Raises NotConfirmed."""
+    with suppress(typer.Abort):  # Ctrl-C, or there is nobody to answer
+        if yes or typer.confirm(question, err=True):
+            return
+    raise NotConfirmed("Nothing was done.", "Answer y, or add --yes.")
 
 
 class UnexpectedError(SamefoldError):

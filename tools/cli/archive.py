@@ -11,7 +11,7 @@ from infra.archive import jobs
 from infra.settings import Settings
 from projections.engine.operate.trim import plan_trim, trim_log
 from spark_jobs.engine.choose import engine_for
-from tools.cli import EngineName, Json, Master, Processes, Yes, new_app
+from tools.cli import EngineName, Json, Master, Processes, Yes, confirm, new_app
 from tools.terminal import Output, Stages, Text, show, stdout, table
 
 app = new_app(__doc__)
@@ -119,8 +119,7 @@ def trim(
         what = f"[{cut.first:,}, {cut.to:,}) can be deleted" if cut.records else "nothing can be deleted"
         why = f"; limited by {cut.held}" if cut.held else ""
         stdout.print(f"{topic.name}[{cut.partition}]: {what}{why}", soft_wrap=True, markup=False)
-    if asked and not yes:
-        typer.confirm(f"Delete {sum(cut.records for cut in asked):,} records from Kafka?", abort=True, err=True)
+    confirm(f"Delete {sum(cut.records for cut in asked):,} records from Kafka?", yes=yes or not asked)
     with Stages(quiet=as_json) as stages:
         done = trim_log(settings, topic, asked, progress=stages) if asked else []
     result = {

@@ -14,7 +14,7 @@ from infra.errors import SamefoldError
 from infra.processes.interrupts import one_interrupt
 from infra.processes.locks import locked
 from infra.settings import Settings
-from tools.cli import Json, Yes, new_app
+from tools.cli import Json, Yes, confirm, new_app
 from tools.dev.issuer import ISSUER
 from tools.dev.stack import Stack, make_folder
 from tools.terminal import Output, show
@@ -131,8 +131,7 @@ def status(as_json: Json = False) -> None:
 def reset(yes: Yes = False) -> None:
     """Stop both and remove their data."""
     stack = _stack()
-    if not yes:
-        typer.confirm(f"Remove all of Kafka's and PostgreSQL's data in {stack.folder}?", abort=True)
+    confirm(f"Remove all of Kafka's and PostgreSQL's data in {stack.folder}?", yes=yes)
     stack.reset()
     typer.echo("Removed.")
 

@@ -7,7 +7,7 @@ import typer
 from domain.engine.personal.keys import Keys, require_subject
 from infra.database.connect import session
 from infra.settings import Settings
-from tools.cli import Json, Yes
+from tools.cli import Json, Yes, confirm
 from tools.terminal import show
 
 
@@ -25,8 +25,7 @@ def forget(
     settings = Settings()
     require_subject(subject)
     keys = Keys(settings)
-    if not yes:
-        typer.confirm(f"Forget '{subject}' for good? No backup of Samefold's brings it back.", abort=True, err=True)
+    confirm(f"Forget '{subject}' for good? No backup of Samefold's brings it back.", yes=yes)
     with session(settings, "samefold forget") as connection:
         found = keys.forget(connection, subject)
     destroyed = f"{found.keys} {'key was' if found.keys == 1 else 'keys were'} destroyed."

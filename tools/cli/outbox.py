@@ -11,7 +11,7 @@ from infra.settings import Settings
 from policies.engine import operate
 from policies.engine.operate import COUNTED, Which, WishNow, require_known, wish, wishes
 from tools import terminal
-from tools.cli import Json, Yes, new_app
+from tools.cli import Json, Yes, confirm, new_app
 
 WishId = Annotated[str, typer.Argument(metavar="ID", help="A wish's id.")]
 Ids = Annotated[
@@ -137,7 +137,7 @@ def drop(
             raise typer.BadParameter("the ids come from standard input, so the command can't ask: add --yes")
         many = f"{total:,} wishes{' or more' if which.ids is None and total >= operate.COUNTED else ''}"
         what = many if total > SHOWN else ", ".join(one.id for one in found)
-        typer.confirm(f"Drop {what}?{_lost(found, all_of_it=total > len(found))}", abort=True, err=True)
+        confirm(f"Drop {what}?{_lost(found, all_of_it=total > len(found))}", yes=False)
     with terminal.progress("drop", None, quiet=as_json or bool(idents)) as advance:
         dropped = operate.drop(settings, which, advance)
     terminal.show({"dropped": dropped}, lambda _: [f"Dropped {dropped:,}."], as_json=as_json)

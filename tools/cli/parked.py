@@ -16,7 +16,7 @@ from projections.engine.store.positions import read_positions
 from projections.engine.views.core_views import all_views
 from projections.engine.views.view import POLICY, View
 from tools import terminal
-from tools.cli import Json, StreamName, ViewName, Yes, new_app
+from tools.cli import Json, StreamName, ViewName, Yes, confirm, new_app
 
 app = new_app(__doc__, no_args_is_help=True)
 
@@ -89,8 +89,7 @@ def replay(view: ViewName, stream: StreamName, as_json: Json = False) -> None:
 def drop(view: ViewName, stream: StreamName, yes: Yes = False, as_json: Json = False) -> None:
     """Leave the first parked event out of the view for good, in every later build too, and replay the rest."""
     known = _view(view)
-    if not yes:
-        typer.confirm(f"Leave the poisonous event of {stream} out of '{view}' for good?", abort=True, err=True)
+    confirm(f"Leave the poisonous event of {stream} out of '{view}' for good?", yes=yes)
     _show(replaying.drop(Settings(), known, stream), as_json=as_json)
 
 

@@ -12,7 +12,7 @@ from policies.engine.operate import PolicyNow, policies_now, require_policy
 from policies.engine.policy import LowerVersion
 from projections.engine.fold.as_of import parse_as_of
 from tools import terminal
-from tools.cli import Json, Yes, new_app
+from tools.cli import Json, Yes, confirm, new_app
 
 PolicyName = Annotated[str, typer.Argument(metavar="NAME", help="A policy.")]
 
@@ -39,7 +39,7 @@ def switch(name: PolicyName, yes: Yes = False, as_json: Json = False) -> None:
     except LowerVersion as error:
         if as_json:
             raise
-        typer.confirm(f"{error.message} Should it react from now on?", abort=True, err=True)
+        confirm(f"{error.message} Should it react from now on?", yes=False)
         made = activations.switch(settings, policy, lower=True)
     _show(made, as_json=as_json)
 

@@ -11,7 +11,7 @@ from projections.engine.rebuild.builds import drop_tables, droppable
 from projections.engine.views.core_views import all_views
 from projections.engine.views.view import View
 from tools import terminal
-from tools.cli import Json, ViewName, Yes, new_app
+from tools.cli import Json, ViewName, Yes, confirm, new_app
 
 app = new_app(__doc__)
 
@@ -51,9 +51,8 @@ def drop(
     settings = Settings()
     builds = droppable(settings, view, which)
     names = ", ".join(build.table for build in builds)
-    if not yes:
-        back = "" if all(build.as_of for build in builds) else " Going back to it then needs a rebuild."
-        typer.confirm(f"Drop {names}?{back}", abort=True, err=True)
+    back = "" if all(build.as_of for build in builds) else " Going back to it then needs a rebuild."
+    confirm(f"Drop {names}?{back}", yes=yes)
     drop_tables(settings, builds, all_views().get(view))
     result = {"dropped": [build.table for build in builds]}
     terminal.show(result, lambda _: [f"Dropped {names}."], as_json=as_json)
