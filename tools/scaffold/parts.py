@@ -212,7 +212,11 @@ class Parts:
         file, test = f"spark_jobs/{name}.py", f"tests/test_dataset_{name}.py"
         return Written(
             self._write({file: _filled("dataset", names, known), test: _filled("test_dataset", names, known)}),
-            [f"Edit {file}: its question, and the columns that answer it.", f"`samefold lake update {name}` makes it."],
+            [
+                f"Edit {file}: its question, and the columns that answer it.",
+                f"Edit {test}, too: given these events, those rows. `pytest {test}` runs it.",
+                f"`samefold lake update {name}` makes it.",
+            ],
         )
 
     def _context(self, name: str | None) -> str:
