@@ -17,7 +17,7 @@ A personal value is its ciphertext, as in the log.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -87,9 +87,19 @@ _PLAIN: Mapping[Any, ColumnType] = {
 }
 
 
-def fields_of(event: type) -> list[Column]:
-    """The columns of an event's fields. Raises BadColumn."""
-    return [Column(name, type_of(hint), attrgetter(name)) for name, hint in _fields(event)]
+def fields_of(kind: type, taken: Collection[str] = ()) -> list[Column]:
+    """The columns of a fact's fields. One gets `event_` before its name, again and again, while that is `taken` or another field's.
+
+    Spark ignores the case of letters.
+    """
+    fields, used, columns = _fields(kind), {*taken}, []
+    for name, hint in fields:
+        free = name
+        while free.lower() in used or (free != name and free.lower() in {other.lower() for other, _ in fields}):
+            free = f"event_{free}"
+        used.add(free.lower())
+        columns.append(Column(free, type_of(hint), attrgetter(name)))
+    return columns
 
 
 def type_of(kind: Any) -> ColumnType:
@@ -120,28 +130,23 @@ def type_of(kind: Any) -> ColumnType:
     if isinstance(kind, type) and issubclass(kind, Enum):
         found = _of_values([one.value for one in kind])
         return found if found is _JSON else found._replace(convert=attrgetter("value"))
-    if isinstance(kind, type) and (fields := _fields(kind)):
-        names = [name for name, _ in fields]
-        return _struct(
-            [(name, type_of(hint)) for name, hint in fields], lambda value: [getattr(value, name) for name in names]
-        )
-    return _JSON
+    return struct_of(kind) if isinstance(kind, type) and _fields(kind) else _JSON
+
+
+def struct_of(kind: type, taken: Collection[str] = ()) -> ColumnType:
+    """The struct of a fact's or named tuple's fields, with the names of `fields_of`."""
+    names = [name for name, _ in _fields(kind)]
+    fields = [(column.name, column.type) for column in fields_of(kind, taken)]
+    return _struct(fields, attrgetter(*names) if names[1:] else lambda value: tuple(getattr(value, n) for n in names))
 
 
 def _fields(kind: type) -> list[tuple[str, Any]]:
-    """The fields of a fact or named tuple, with their types. Raises BadColumn."""
+    """The fields of a fact or named tuple, with their types."""
     names = (
         [one.name for one in dataclasses.fields(kind)]
         if dataclasses.is_dataclass(kind)
         else getattr(kind, "_fields", ())
     )
-    seen: dict[str, str] = {}
-    for name in names:
-        if (other := seen.setdefault(name.lower(), name)) is not name:
-            raise BadColumn(
-                f"{kind.__module__}: {kind.__qualname__} has the fields '{other}' and '{name}', which are one name in Spark.",
-                "Leave such an event out, or read its body: events(spark).",
-            )
     hints = get_type_hints(kind, include_extras=True)
     return [(name, hints[name]) for name in names]
 
@@ -151,7 +156,7 @@ def _of_values(values: Sequence[Any]) -> ColumnType:
     return _PLAIN[kinds.pop()] if kinds in ({str}, {int}, {bool}) else _JSON
 
 
-def _struct(fields: Sequence[tuple[str, ColumnType]], values: Callable[[Any], Sequence[Any]]) -> ColumnType:
+def _struct(fields: Sequence[tuple[str, ColumnType]], values: Callable[[Any], tuple[Any, ...]]) -> ColumnType:
     names, converters = [name for name, _ in fields], [one.convert for _, one in fields]
 
     def convert(value: Any) -> dict[str, Any]:

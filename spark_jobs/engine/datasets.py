@@ -20,23 +20,27 @@ from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own pages do
 
 import spark_jobs
 from domain.engine.contexts import contexts
 from domain.engine.versions import stored_name
 from infra.errors import SamefoldError, in_words
+from projections.engine.fold.errors import UnreadableEvent
 from projections.engine.views.view import NAME, version_of
-from spark_jobs.engine.columns import fields_of
 from spark_jobs.engine.lake_files import SILVER
 from spark_jobs.engine.session import named_error
-from spark_jobs.engine.source import EVENTS, Pin, columns_of, name_of
+from spark_jobs.engine.source import EVENTS, Pin, UnfitValue, columns_of, name_of
 from spark_jobs.engine.tables import Log
 
 SPARK_ERRORS = (PySparkException, Py4JError)
+_DAY = "date_from_unix_date(cast(unix_micros(time) div 86400000000 as int)) as day"
+"""Of the broker's time in UTC, whatever the session's time zone."""
 _RAISED = re.compile(r"^(?:\w+\.)*[A-Z]\w*: .+", re.MULTILINE)
 """The last line of a traceback of Python."""
+_REST = re.compile(r" SQLSTATE: .*| at [\w$]+\.[\w$.]+\(.*")
+"""What follows the sentence of an error of Spark's: its plan, or the JVM's stack."""
 
 
 class BadDataset(SamefoldError):
@@ -105,9 +109,10 @@ class Rows:
 
     def __init__(self, spark: SparkSession, asked: Mapping[str, Dataset], pins: Mapping[str, Pin]) -> None:
         self._spark = spark
-        self._pins = {name: str(pin) for name, pin in pins.items()}
+        self._pins = pins
         self._events = {name: one.source for name, one in asked.items() if isinstance(one.source, type)}
-        self._read: dict[str, tuple[DataFrame, dict[str, int]]] = {}
+        self._read: dict[tuple[str, str], tuple[DataFrame, dict[str, int]]] = {}
+        self._apart = False
 
     def of(self, dataset: Dataset) -> tuple[DataFrame, int | None]:
         """And their number, where that is known. Raises DatasetFailed, and what reading the log raises."""
@@ -115,7 +120,7 @@ class Rows:
         if isinstance(dataset.source, type):
             return self._of_event(dataset.source, pin)
         try:
-            made = dataset.source(Log(self._spark, pin=Pin.parse(pin)))
+            made = dataset.source(Log(self._spark, pin=pin))
         except Exception as error:
             raise failed(dataset.name, error) from error
         missing = {*dataset.partitioned_by} - {*(made.columns if isinstance(made, DataFrame) else ())}
@@ -125,40 +130,40 @@ class Rows:
             raise DatasetFailed(f"`table` of dataset '{dataset.name}' returned {what}.", hint)
         return made, None
 
-    def _of_event(self, event: type, pin: str) -> tuple[DataFrame, int]:
-        if pin not in self._read:
-            together = ",".join(name_of(one) for name, one in self._events.items() if self._pins[name] == pin)
-            every = Log(self._spark, pin=Pin.parse(pin)).table("events", by="class", events=together).persist()
-            counts = every.groupBy("context", "type").count().collect()
-            self._read[pin] = every, {f"{context}.{kind}": count for context, kind, count in counts}
-        every, numbers = self._read[pin]
-        name, common = name_of(event), [column.name for column in EVENTS]
-        own = zip(fields_of(event), columns_of([event])[len(EVENTS) :], strict=True)
-        fields = [F.col(f"`{name}`.`{field.name}`").alias(_beside_day(column.name)) for field, column in own]
+    def _of_event(self, event: type, pin: Pin) -> tuple[DataFrame, int]:
+        name = name_of(event)
+        together = (name_of(one) for dataset, one in self._events.items() if self._pins[dataset] == pin)
+        key = str(pin), name if self._apart else ",".join(together)
+        if key not in self._read:
+            every = Log(self._spark, pin=pin).table("events", by="class", events=key[1]).persist()
+            try:
+                counts = every.groupBy("context", "type").count().collect()
+            except SPARK_ERRORS as error:
+                if self._apart or not isinstance(named_error(error), UnfitValue | UnreadableEvent):
+                    raise
+                self._apart = True  # an event that can't be a row keeps back its own class's table alone
+                return self._of_event(event, pin)
+            self._read[key] = every, {f"{context}.{kind}": count for context, kind, count in counts}
+        every, numbers = self._read[key]
         kind = f"{name.partition('.')[0]}.{stored_name(event)}"
         mine = every.where(F.concat_ws(".", "context", "type") == kind)
-        return mine.select(*common, *fields, _day().alias("day")), numbers.get(kind, 0)
+        return mine.select(*(column.name for column in EVENTS), f"`{name}`.*", F.expr(_DAY)), numbers.get(kind, 0)
 
     def close(self) -> None:
         for every, _ in self._read.values():
             every.unpersist()
 
 
-def _beside_day(name: str) -> str:
-    return f"event_{name}" if name.lower() == "day" else name
-
-
-def _day() -> Column:
-    """Of the broker's time in UTC, whatever the session's time zone."""
-    return F.expr("date_from_unix_date(cast(unix_micros(time) div 86400000000 as int))")
-
-
 def failed(name: str, error: Exception) -> SamefoldError:
     """The named error that ended a task; else the error in a sentence, of a task what its Python raised."""
+    text, what = str(error) if isinstance(error, SPARK_ERRORS) else "", f"Dataset '{name}' could not be made:"
     if isinstance(error, SamefoldError):
-        return DatasetFailed(f"Dataset '{name}' could not be made: {error.message}", error.hint)
-    text = str(error) if isinstance(error, SPARK_ERRORS) else in_words(error)
+        return DatasetFailed(f"{what} {error.message}", error.hint)
     if "No space left on device" in text:
         return DatasetFailed(f"Dataset '{name}' was not written: no space is left.", "Make room, and run it again.")
-    raised = _RAISED.findall(text) or [in_words(error)]
-    return named_error(error) or DatasetFailed(f"Dataset '{name}' could not be made: {raised[-1]}")
+    if known := named_error(error):
+        known.message = f"{what} {known.message}"
+        return known
+    raised = _RAISED.findall(text.partition("Traceback")[2]) or [_REST.sub("", in_words(error))]
+    where = "" if name.startswith(SILVER) else f" in spark_jobs/{name}.py"
+    return DatasetFailed(f"{what} {raised[-1]}", f"Mend the cause{where}, then run `samefold lake update {name}`.")

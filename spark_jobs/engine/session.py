@@ -55,7 +55,7 @@ def session(job: str, master: str | None = None, conf: Mapping[str, str] | None 
     # the executors' interpreter unless the user set another: the `python3` of their PATH has none of our packages
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     _require_fit(master)
-    for library in ("py4j", "pyspark"):
+    for library in ("py4j", "pyspark", "DataFrameQueryContextLogger", "SQLQueryContextLogger"):
         # errors are raised, too; the rest are tracebacks of a requested end
         logging.getLogger(library).setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(_not_of_py4j)

@@ -52,7 +52,7 @@ from infra.processes.memory import folding
 from infra.settings import Settings
 from projections.engine.fold.as_of import Cut, cuts, parse_as_of
 from projections.engine.fold.errors import UnknownEvent, UnreadableEvent
-from spark_jobs.engine.columns import BYTES, SMALL, TEXT, TIME, WHOLE, BadColumn, Column, fields_of, type_of
+from spark_jobs.engine.columns import BYTES, SMALL, TEXT, TIME, WHOLE, BadColumn, Column, fields_of, struct_of
 from spark_jobs.engine.services import require_kafka
 from spark_jobs.engine.task import own_settings
 
@@ -151,6 +151,7 @@ EVENTS = (
     Column("type", TEXT, attrgetter("type")),
     *_COMMON[3:],
 )
+_TAKEN = {column.name for column in EVENTS}
 BODY = Column("body", TEXT, lambda row: bytes(row.event).decode())
 COMMITS = (
     *_COMMON[:3],
@@ -179,29 +180,28 @@ _BY_RULE = {"kind", "void"}
 
 def columns_of(classes: Sequence[type]) -> list[Column]:
     """The columns of events of these classes: what every event has, and their fields. Raises BadColumn."""
-    taken = {column.name: column for column in EVENTS}
     found: dict[str, tuple[Column, str, type]] = {}
     for event in classes:
-        for column in fields_of(event):
-            name = f"event_{column.name}" if column.name.lower() in taken else column.name
-            mine = column._replace(name=name, get=_field_of(event, column.get))
-            known, other, owner = found.setdefault(name.lower(), (mine, column.name, event))
+        for own, column in zip(dataclasses.fields(event), fields_of(event, _TAKEN), strict=True):
+            mine = column._replace(get=_field_of(event, column.get))
+            known, other, owner = found.setdefault(column.name.lower(), (mine, own.name, event))
             if known is mine:
                 continue
-            if (other, known.type.spark) != (column.name, mine.type.spark):
+            if (other, known.type.spark) != (own.name, mine.type.spark):
                 raise BadColumn(
                     f"{owner.__module__}.{owner.__qualname__} has a field '{other}', of {known.type.spark.simpleString()}, and "
-                    f"{event.__module__}.{event.__qualname__} '{column.name}', of {mine.type.spark.simpleString()}: one column "
-                    f"'{name}' can't hold both.",
+                    f"{event.__module__}.{event.__qualname__} '{own.name}', of {mine.type.spark.simpleString()}: one column "
+                    f"'{column.name}' can't hold both.",
                     "Read them as two tables, or rename one field.",
                 )
-            found[name.lower()] = known._replace(get=_either(known.get, mine.get)), other, owner
+            found[column.name.lower()] = known._replace(get=_either(known.get, mine.get)), other, owner
     return [*EVENTS, *(column for column, _, _ in found.values())]
 
 
 def columns_by_class(classes: Sequence[type]) -> list[Column]:
-    """What every event has, and a struct for each class, null in rows of other classes. Raises BadColumn."""
-    own = (Column(name_of(event), type_of(event), _field_of(event, lambda value: value)) for event in classes)
+    """What every event has, and a struct for each class, null in rows of other classes. No field of it is named `day`."""
+    taken = {*_TAKEN, "day"}
+    own = (Column(name_of(event), struct_of(event, taken), _field_of(event, lambda value: value)) for event in classes)
     return [*EVENTS, *own]
 
 
@@ -605,8 +605,8 @@ def part_of(event: type, columns: set[str]) -> type:
     """A class with those of the event's fields that are in these columns. It is decoded sooner: the others are passed over."""
     hints = get_type_hints(event, include_extras=True)
     fields = []
-    for one in dataclasses.fields(event):
-        if columns & {one.name, f"event_{one.name}"}:
+    for one, column in zip(dataclasses.fields(event), fields_of(event, _TAKEN), strict=True):
+        if column.name in columns:
             given = {"default": one.default, "default_factory": one.default_factory}
             default: Any = {name: value for name, value in given.items() if value is not MISSING}
             fields.append((one.name, hints[one.name], msgspec.field(**default)))
