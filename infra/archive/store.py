@@ -1,4 +1,4 @@
-"""The store of the archive's files: a folder, or any file system of fsspec.
+"""The store of the archive's files, and what any store has: a folder, or any file system of fsspec.
 
 Credentials come from the environment of fsspec's libraries, so no setting and no message holds them.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from infra.database.connect import Connection
-from infra.errors import SamefoldError
+from infra.errors import SamefoldError, in_words
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
 
@@ -28,58 +28,40 @@ IDENTITY = "_samefold-archive"
 """The file with the archive's id, which the database has too. Tools that read Parquet skip such names."""
 
 
-class Store:
-    """Files by their path below `archive_url`. A file is written completely or not at all."""
+class Files:
+    """Files by their path below a URL: a folder, or any file system of fsspec. Every method raises `away`."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Raises ArchiveAway for a URL that fsspec does not know."""
+    def __init__(self, url: str, what: str, away: type[SamefoldError]) -> None:
+        """`what` is `archive` or `lake`."""
         import fsspec
         from fsspec.implementations.local import LocalFileSystem
 
-        self._url = settings.archive
-        try:
-            self._files, root = fsspec.core.url_to_fs(self._url)
-        except (ImportError, ValueError) as error:
-            raise ArchiveAway(
-                f"fsspec can't open {self._url}: {error}.", "Correct SAMEFOLD_ARCHIVE_URL, or install what it names."
-            ) from error
-        self._root = str(root).rstrip("/")
-        self._is_local = isinstance(self._files, LocalFileSystem)
-
-    def put(self, path: str, content: bytes) -> bool:
-        """Write a file durably. Two processes may put the same content at once.
-
-        False where another archiver swept the file before it had its name. Raises ArchiveAway.
-        """
+        self.url, self._what, self._away = url, what, away
         with self._naming():
-            if self._is_local:
-                placed = _place(Path(self._root), path, content)
-            else:
-                # not every store replaces a file in one step
-                placed = self.read(path) == content or self._files.pipe_file(self._at(path), content) is None
-        reach("file placed")
-        return placed
+            self._files, root = fsspec.core.url_to_fs(url)
+        self._root = str(root).rstrip("/")
+        self.is_local = isinstance(self._files, LocalFileSystem)
 
     def read(self, path: str) -> bytes | None:
-        """None where there is no such file. Raises ArchiveAway."""
-        with self._naming(), suppress(FileNotFoundError):
+        """None where there is no such file."""
+        with self._naming(), suppress(FileNotFoundError, NotADirectoryError):
             return bytes(self._files.cat_file(self._at(path)))
         return None
 
     def names(self, folder: str) -> list[str]:
-        """The names of a folder's files, temporary ones too; none where there is no folder. Raises ArchiveAway."""
+        """The names of a folder's files, temporary ones too; none where there is no folder."""
         with self._naming(), suppress(FileNotFoundError):
             self._files.invalidate_cache()
             return [str(one).rsplit("/", 1)[-1] for one in self._files.ls(self._at(folder), detail=False)]
         return []
 
     def remove(self, path: str) -> None:
-        """Remove a file if it exists. Raises ArchiveAway."""
+        """Remove a file if it exists."""
         with self._naming(), suppress(FileNotFoundError):
             self._files.rm_file(self._at(path))
 
-    def _at(self, path: str) -> str:
-        return f"{self._root}/{path}"
+    def _at(self, *path: str) -> str:
+        return "/".join((self._root, *filter(None, path)))
 
     @contextmanager
     def _naming(self) -> Iterator[None]:
@@ -88,11 +70,32 @@ class Store:
         except SamefoldError:
             raise
         except Exception as error:  # each of fsspec's libraries has errors of its own
-            why = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
-            raise ArchiveAway(
-                f"The archive at {self._url} is unavailable: {why}.",
-                "Check that the store is running and grants access; its library reads credentials from its own environment.",
+            raise self._away(
+                f"The {self._what} at {self.url} is unavailable: {in_words(error)}.",
+                f"Is SAMEFOLD_{self._what.upper()}_URL right, is its library installed, does the store run, has it room, and does "
+                "it grant access? The library reads credentials from its own environment.",
             ) from error
+
+
+class Store(Files):
+    """The archive's files. A file is written completely or not at all."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings.archive, "archive", ArchiveAway)
+
+    def put(self, path: str, content: bytes) -> bool:
+        """Write a file durably. Two processes may put the same content at once.
+
+        False where another archiver swept the file before it had its name. Raises ArchiveAway.
+        """
+        with self._naming():
+            if self.is_local:
+                placed = _place(Path(self._root), path, content)
+            else:
+                # not every store replaces a file in one step
+                placed = self.read(path) == content or self._files.pipe_file(self._at(path), content) is None
+        reach("file placed")
+        return placed
 
 
 def opened(settings: Settings, connection: Connection, topic: str) -> Store:

@@ -5,7 +5,7 @@ One process at a time changes the lake, by a lock in PostgreSQL.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from itertools import groupby
@@ -41,7 +41,7 @@ class LakeBusy(SamefoldError):
 
 
 class DatasetChanged(SamefoldError):
-    """A dataset has other columns than its files, under the same VERSION."""
+    """A dataset has other columns than its files, under the same VERSION, or a lower one."""
 
 
 @contextmanager
@@ -67,12 +67,11 @@ def opened(settings: Settings, command: str) -> Iterator[tuple[Lake, Topic, Conn
         yield Lake(settings), require_contract(settings, connection), connection
 
 
-def chosen(names: Sequence[str]) -> dict[str, Dataset]:
-    """The datasets of these names, by default all; `events` names those of all event classes. Raises BadDataset."""
-    known = datasets()
+def chosen(names: Sequence[str], known: Collection[str]) -> list[str]:
+    """Those of these names, by default all; `events` names all event classes. Raises BadDataset."""
     if unknown := {*names} - {*known, SILVER}:
-        raise BadDataset(f"There is no dataset '{min(unknown)}'.", f"There are: {', '.join(known)}.")
-    return {name: one for name, one in known.items() if not names or {name, dirname(name)} & {*names}}
+        raise BadDataset(f"There is no dataset '{min(unknown)}'.", f"There are: {', '.join(known) or 'none'}.")
+    return [name for name in known if not names or {name, dirname(name)} & {*names}]
 
 
 def update(
@@ -82,7 +81,8 @@ def update(
 
     Raises LakeBusy, LakeUnavailable, BadDataset, DatasetFailed, DatasetChanged, TopicChanged and what reading the log raises.
     """
-    asked, spark = chosen(names), _with_conf(spark)
+    known, spark = datasets(), _with_conf(spark)
+    asked = {name: known[name] for name in chosen(names, known)}
     with opened(settings, "update") as (lake, topic, connection):
         was = _there(lake, asked, topic)
         end = pinned(settings)
@@ -90,7 +90,7 @@ def update(
         begins = {name: one.ends for name, one in was.items() if asked[name].incremental}
         rows = Rows(spark, asked, {name: end._replace(begins=begins.get(name, {})) for name in asked})
         progress.begin("update", len(asked))
-        done, errors = [], list[SamefoldError]()
+        done, errors = [], dict[str, SamefoldError]()
         for name, dataset in asked.items():
             progress.advance(1)
             before = was.get(name)
@@ -101,6 +101,11 @@ def update(
                 continue
             kept = before.files if before and dataset.incremental else ()
             try:
+                if (found := lake.manifest(name)) and _state(found, dataset) == "newer":
+                    raise DatasetChanged(
+                        f"Dataset '{name}' was made in VERSION {found.version}, and this code has {dataset.version}.",
+                        f"Run newer code, or `samefold lake drop {name}` first.",
+                    )
                 made, count = rows.of(dataset)
                 columns = ", ".join(f"{column} {kind}" for column, kind in made.dtypes)
                 shape = columns, dataset.partitioned_by, dataset.incremental
@@ -109,11 +114,8 @@ def update(
                 run = uuid4().hex
                 new = _written(lake, dataset, run, made) if count != 0 else []
                 files = _compacted(lake, spark, name, run, [*kept, *new])
-            except SPARK_ERRORS as error:
-                errors.append(failed(name, error))
-                continue
-            except (DatasetFailed, DatasetChanged) as error:
-                errors.append(error)
+            except (*SPARK_ERRORS, DatasetFailed, DatasetChanged) as error:
+                errors[name] = error if isinstance(error, SamefoldError) else failed(name, error)
                 continue
             connection.execute("select")  # the lock is held still
             lake.commit(name, Manifest(dataset.version, CODE_DIGEST, topic.id, ends, *shape, tuple(files)))
@@ -122,7 +124,9 @@ def update(
             done.append({"name": name, "what": what, "rows": sum(one.rows for one in new)})
         rows.close()
         if errors:  # the others are up to date
-            raise errors[0]
+            first, *others = errors
+            errors[first].message += f" These failed, too: {', '.join(others)}." if others else ""
+            raise errors[first]
         return done
 
 
@@ -136,6 +140,17 @@ def _there(lake: Lake, asked: dict[str, Dataset], topic: Topic) -> dict[str, Man
                 f"Make it anew: `samefold lake drop {name}`, then `samefold lake update`.",
             )
     return {name: one for name, one in found.items() if one.version == asked[name].version}
+
+
+def _state(found: Manifest | None, dataset: Dataset | None) -> str:
+    """The versions of event classes have no order: a table of another one is outdated."""
+    if found is None:
+        return "missing"
+    if dataset is None:
+        return "gone"
+    if found.version == dataset.version:
+        return "ready"
+    return "newer" if not isinstance(dataset.source, type) and int(found.version) > int(dataset.version) else "outdated"
 
 
 def _changed(name: str, columns: str, before: Manifest) -> DatasetChanged:
@@ -177,19 +192,18 @@ def _with_conf(spark: SparkSession) -> SparkSession:
 def status(settings: Settings) -> Iterator[dict[str, Any]]:
     """Each dataset that the code or the lake has. `behind` is how many records of the log it lacks.
 
-    `state` is ready, missing, outdated (of another version) or gone (from the code). Raises LakeUnavailable, BadDataset.
+    Raises LakeUnavailable, BadDataset.
     """
     with session(settings, "samefold lake status") as connection:
         topic = require_contract(settings, connection)
     lake, known = Lake(settings), datasets()
-    for name in dict.fromkeys([*known, *lake.names()]):
+    for name in dict.fromkeys([*known, *lake.datasets()]):
         found, dataset = lake.manifest(name), known.get(name)
-        state = "missing" if found is None else "gone" if dataset is None else "outdated"
         files = found.files if found else ()
         positions = {p: found.ends.get(p, 0) if found else 0 for p in topic.end}
         yield {
             "name": name,
-            "state": "ready" if found and dataset and found.version == dataset.version else state,
+            "state": _state(found, dataset),
             "question": dataset.question if dataset else None,
             "at": found.at.isoformat(timespec="seconds") if found else None,
             "rows": sum(one.rows for one in files),
@@ -208,7 +222,8 @@ def verify(
 
     Raises LakeUnavailable, BadDataset, DatasetFailed, TopicChanged and what reading the log raises.
     """
-    asked, lake, spark = chosen(names), Lake(settings), _with_conf(spark)
+    known, lake, spark = datasets(), Lake(settings), _with_conf(spark)
+    asked = {name: known[name] for name in chosen(names, known)}
     with session(settings, "samefold lake verify") as connection:
         topic = require_contract(settings, connection)
     there = _there(lake, asked, topic)
@@ -252,11 +267,7 @@ def _digest(table: DataFrame) -> tuple[int, int]:
 
 
 def drop(settings: Settings, names: Sequence[str]) -> None:
-    """Remove datasets, also those that the code has no more. Raises BadDataset, LakeBusy, LakeUnavailable."""
+    """Remove datasets. Raises LakeBusy, LakeUnavailable."""
     with opened(settings, "drop") as (lake, _, _):
-        there = lake.names()
-        if unknown := {*names} - {*there, *map(dirname, there)}:
-            raise BadDataset(f"The lake has no '{min(unknown)}'.", f"It has: {', '.join(there) or 'none'}.")
-        for name in there:
-            if {name, dirname(name)} & {*names}:
-                lake.drop(name)
+        for name in names:
+            lake.drop(name)

@@ -8,19 +8,17 @@ What a run does not need any more stays until the next one, for those who read i
 from __future__ import annotations
 
 import os
-import posixpath
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
-import fsspec
 import msgspec
 import pyarrow.parquet as pq
-from fsspec.implementations.local import LocalFileSystem
 
-from infra.errors import SamefoldError, in_words
+from infra.archive.store import Files
+from infra.errors import SamefoldError
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
 
@@ -60,42 +58,37 @@ class Manifest(msgspec.Struct, frozen=True):
     at: datetime = msgspec.field(default_factory=lambda: datetime.now(UTC))
 
 
-class Lake:
-    """Datasets by their names below `lake_url`. Every method raises LakeUnavailable."""
+class Lake(Files):
+    """Datasets by their names below `lake_url`. In a folder, `is_local`, they are links. Every method raises LakeUnavailable."""
 
     def __init__(self, settings: Settings) -> None:
-        self.url = settings.lake
-        with self._naming():
-            self._files, root = fsspec.core.url_to_fs(self.url)
-        self._root = str(root).rstrip("/")
+        super().__init__(settings.lake, "lake", LakeUnavailable)
 
-    @property
-    def has_links(self) -> bool:
-        return isinstance(self._files, LocalFileSystem)
+    def datasets(self, *, left: bool = False) -> list[str]:
+        """The datasets that are there; with `left` also those of which a killed run left files."""
 
-    def names(self) -> list[str]:
-        """The datasets that are there."""
-        found = [f"{folder}{name}" for folder in ("", f"{SILVER}/") for name in self._entries(folder)]
-        return [name for name in found if not name.startswith(HIDDEN) and self.manifest(name)]
+        def below(base: str) -> list[str]:
+            return [f"{folder}{name}" for folder in ("", f"{SILVER}/") for name in sorted(self.names(base + folder))]
+
+        there = [name for name in below("") if not name.startswith(HIDDEN) and self.manifest(name)]
+        return sorted({*there, *below(f"{HIDDEN}/")} - {SILVER}) if left else there
 
     def manifest(self, name: str) -> Manifest | None:
         """None also where another release wrote one that this one does not know: then the dataset is made anew."""
-        with self._naming():
-            try:
-                return msgspec.json.decode(self._files.cat_file(self._at(name, MANIFEST)), type=Manifest)
-            except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
-                return None
+        with suppress(msgspec.DecodeError):
+            return msgspec.json.decode(self.read(f"{name}/{MANIFEST}") or b"", type=Manifest)
+        return None
 
     def seen(self, name: str, file: File) -> tuple[str, str]:
         """Where readers find a file, and below which folder its place is."""
-        if not self.has_links:
+        if not self.is_local:
             return self.url_of(name, file.path), self.url_of(name, file.path.partition("/")[0])
         base = self._at(name)
         return f"{base}/{file.place}", base
 
     def folder(self, name: str) -> str:
         """The dataset as it is now: with links, a folder that does not change until the run after the next one begins."""
-        return str(Path(self._at(name)).resolve()) if self.has_links else self._at(name)
+        return str(Path(self._at(name)).resolve()) if self.is_local else self._at(name)
 
     def url_of(self, name: str, path: str = "") -> str:
         """What Spark, and others, open to read or write a file of a dataset, or a folder of them."""
@@ -116,7 +109,7 @@ class Lake:
             for path in (one for one in self._paths(name, run) if one.endswith(".parquet")):
                 with self._files.open(at := self._at(HIDDEN, name, DATA, path)) as file:
                     found.append(File(path, pq.ParquetFile(file).metadata.num_rows, self._files.size(at)))
-                    if self.has_links:
+                    if self.is_local:
                         os.fsync(file.fileno())
         return found
 
@@ -124,7 +117,7 @@ class Lake:
         """Make it the dataset that readers see, in one step."""
         content = msgspec.json.encode(manifest)
         with self._naming():
-            if not self.has_links:
+            if not self.is_local:
                 self._files.pipe_file(self._at(name, MANIFEST), content)
                 return
             target, hidden = Path(self._at(name)), Path(self._at(HIDDEN, name))
@@ -149,37 +142,13 @@ class Lake:
         with self._naming():
             for path in {*self._paths(name)} - needed:
                 self._files.rm_file(f"{hidden}/{DATA}/{path}")
-            if self.has_links:
+            if self.is_local:
                 kept = {DATA, Path(self._at(name)).resolve().name}
-                for folder in {*self._entries(f"{HIDDEN}/{name}")} - kept:
+                for folder in {*self.names(f"{HIDDEN}/{name}")} - kept:
                     self._files.rm(f"{hidden}/{folder}", recursive=True)
 
     def drop(self, name: str) -> None:
         """Readers lose it in one step; then its files are removed."""
-        with self._naming():
-            self._files.rm_file(self._at(name) if self.has_links else self._at(name, MANIFEST))
-            with suppress(FileNotFoundError):  # an object store has no folder without files
-                self._files.rm(self._at(HIDDEN, name), recursive=True)
-
-    def _entries(self, folder: str) -> list[str]:
-        with self._naming():
-            try:
-                return sorted(posixpath.basename(path) for path in self._files.ls(self._at(folder), detail=False))
-            except FileNotFoundError:
-                return []
-
-    def _at(self, *path: str) -> str:
-        return "/".join((self._root, *filter(None, path)))
-
-    @contextmanager
-    def _naming(self) -> Iterator[None]:
-        try:
-            yield
-        except SamefoldError:
-            raise
-        except Exception as error:  # each of fsspec's libraries has errors of its own
-            raise LakeUnavailable(
-                f"The lake at {self.url} is unavailable: {in_words(error)}",
-                "Is SAMEFOLD_LAKE_URL right, does the store run, has it room, and does it grant access? Its library reads "
-                "credentials from its own environment.",
-            ) from error
+        self.remove(name if self.is_local else f"{name}/{MANIFEST}")
+        with self._naming(), suppress(FileNotFoundError):  # an object store has no folder without files
+            self._files.rm(self._at(HIDDEN, name), recursive=True)

@@ -6,9 +6,12 @@ import typer
 from rich.filesize import decimal
 
 from infra.settings import Settings
-from tools.cli import Json, Master, Yes, new_app
+from tools.cli import Json, Master, Yes, confirm, new_app
 from tools.terminal import Output, Stages, Text, show, table
 
+_UPDATE, _DROP = "`samefold lake update`", "`samefold lake drop {}`"
+_NEXT = {"missing": _UPDATE, "outdated": _UPDATE, "newer": f"run newer code, or {_DROP}", "gone": _DROP}
+"""What to do about datasets in a state."""
 app = new_app(__doc__, no_args_is_help=True)
 Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]…", help="Datasets; `events` is all event classes.")]
 
@@ -42,6 +45,9 @@ def status(as_json: Json = False) -> None:
     def text(found: dict[str, Any]) -> Output:
         columns = ("dataset", "state", "rows", "files", "size", "records behind", "made")
         yield table(columns, map(_line, found["datasets"]))
+        for state, step in _NEXT.items():
+            if names := [one["name"] for one in found["datasets"] if one["state"] == state]:
+                yield f"{state}: {step.format(' '.join(names))}"
         yield found["url"]
 
     show({"url": settings.lake, "datasets": list(run(settings))}, text, as_json=as_json)
@@ -83,9 +89,11 @@ def drop(
     as_json: Json = False,
 ) -> None:
     """Remove datasets with their files. Those that the code has come back with the next update."""
+    from spark_jobs.engine.lake import chosen
     from spark_jobs.engine.lake import drop as run
+    from spark_jobs.engine.lake_files import Lake
 
-    if not yes:
-        typer.confirm(f"Remove {', '.join(names)}?", abort=True, err=True)
-    run(Settings(), names)
-    show({"dropped": names}, lambda found: [f"{', '.join(found['dropped'])}: dropped."], as_json=as_json)
+    asked = chosen(names, Lake(Settings()).datasets(left=True))
+    confirm(f"Remove {', '.join(asked)}?", yes=yes)
+    run(Settings(), asked)
+    show({"dropped": asked}, lambda found: [f"{', '.join(found['dropped'])}: dropped."], as_json=as_json)

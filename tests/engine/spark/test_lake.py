@@ -6,6 +6,7 @@ The lake: its tables are the fold of the log, whole at any moment for readers th
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -187,15 +188,27 @@ def test_all_tables_are_there_without_any_file_and_an_update_writes_only_what_is
     told = json.loads(samefold("lake", "status", "--json", settings=world).stdout)["datasets"]
     assert {(one["state"], one["behind"]) for one in told} == {("ready", 0)}
     assert "monthly_turnover" in samefold("lake", "status", settings=world).stdout
+    asked = samefold("lake", "drop", TURNOVER, settings=world, given="")
+    assert (asked.returncode, "add --yes" in asked.stderr, TURNOVER in Lake(world).datasets()) == (1, True, True)
+    Path(world.lake, TURNOVER).unlink()  # as a removal does first, which was killed then
     assert samefold("lake", "drop", TURNOVER, "--yes", settings=world).returncode == 0
-    assert TURNOVER not in Lake(world).names()
-    assert samefold("lake", "drop", TURNOVER, "--yes", settings=world).returncode == 2
+    assert not Path(world.lake, HIDDEN, TURNOVER).exists()
+    Lake(world).commit("former", lake_files.Manifest("1", "", "", {}, "", (), False, ()))
+    told = samefold("lake", "status", settings=world).stdout
+    assert "missing: `samefold lake update`\ngone: `samefold lake drop former`\n" in told
+    asked = samefold("lake", "drop", TURNOVER, settings=world, given="")
+    assert (asked.returncode, "There is no dataset 'monthly_turnover'" in asked.stderr) == (2, True)
 
 
 @fact
 class Reopened:
     stored_as: ClassVar[str] = "Opened"
     day: date
+    event_day: int = 1
+    id: int = 2
+    event_id: int = 3
+    On: int = 4
+    on: int = 5
 
 
 @fact
@@ -207,7 +220,7 @@ RENAMED = context_of(
     SimpleNamespace(  # type: ignore[arg-type]
         __name__="domain.renamed",
         Command=Nothing,
-        Event=Reopened,
+        Event=Reopened | Nothing,
         State=Nothing,
         STATE_VERSION=1,
         decide=list,
@@ -216,17 +229,22 @@ RENAMED = context_of(
 )
 
 
-def test_a_renamed_class_has_its_rows_and_a_field_named_day_a_column(
+def test_a_renamed_class_has_its_rows_and_each_field_a_column_whatever_its_name(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(contexts(), RENAMED.name, RENAMED)
-    log = GivenLog(spark, [("renamed/1", Reopened(day=DAY)), ("renamed/2", Reopened(day=DAY))])
+    log = GivenLog(
+        spark, [("renamed/1", Reopened(day=DAY)), ("renamed/2", Reopened(day=DAY)), ("renamed/3", Nothing())]
+    )
     monkeypatch.setattr(of_lake, "Log", lambda *_, **__: log)
-    dataset = datasets()["events/renamed.Reopened"]
-    rows = Rows(spark, {dataset.name: dataset}, {dataset.name: Pin("", "", {})})
-    made, count = rows.of(dataset)
-    assert [(row.type, row.event_day, row.day) for row in made.collect()] == [("Opened", DAY, date(1970, 1, 1))] * 2
-    assert count == 2
+    asked = {name: one for name, one in datasets().items() if "renamed" in name}
+    rows = Rows(spark, asked, dict.fromkeys(asked, Pin("", "", {})))
+    without, with_fields = (rows.of(one)[0].collect() for one in asked.values())
+    assert [(row.type, row.day) for row in without] == [("Nothing", date(1970, 1, 1))]
+    own = ("event_event_day", "event_day", "event_event_id", "event_id", "On", "event_on")
+    expected = ("Opened", date(1970, 1, 1), DAY, 1, 2, 3, 4, 5)
+    assert [tuple(row[name] for name in ("type", "day", *own)) for row in with_fields] == [expected] * 2
+    assert [rows.of(one)[1] for one in asked.values()] == [1, 2]
     rows.close()
 
 
@@ -251,7 +269,21 @@ def test_an_event_that_the_code_does_not_know_is_named(bank: Bookkeeper, spark: 
     bank.flush()
     with pytest.raises(UnknownEvent, match="Renamed"):
         update(bank.world, spark, [DEPOSITS])
-    assert Lake(bank.world).names() == []
+    assert Lake(bank.world).datasets() == []
+
+
+@pytest.mark.slow
+def test_an_event_that_can_be_no_row_keeps_back_the_table_of_its_class_alone(
+    bank: Bookkeeper, spark: SparkSession
+) -> None:
+    body = b'{"cents": 36893488147419103232, "on": "2026-01-01"}'
+    bank.life(ACCOUNTS, 5)
+    bank.commit("1", MoneyDeposited(cents=1, on=DAY), events=[EventRecord("MoneyDeposited", msgspec.Raw(body))])
+    bank.flush()
+    with pytest.raises(SamefoldError, match=f"Dataset '{DEPOSITS}' could not be made: .*accounts/1.*{TURNOVER}"):
+        update(bank.world, spark, ["events", TURNOVER])
+    assert {*Lake(bank.world).datasets()} == {name for name in datasets() if name.startswith("events/")} - {DEPOSITS}
+    assert len(by_pandas(bank.world, OPENINGS)) == 6
 
 
 @pytest.mark.slow
@@ -270,11 +302,17 @@ def test_verify_finds_a_row_that_is_missing_and_one_that_is_there_twice(bank: Bo
         assert [one["differs"] for one in verify(world, spark, [DEPOSITS])] == [True]
 
 
+class Remote(Lake):
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.is_local = False
+
+
 @pytest.mark.slow
 def test_where_there_are_no_links_the_manifest_says_which_files_count(
     bank: Bookkeeper, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Lake, "has_links", False)
+    monkeypatch.setattr(lake, "Lake", Remote)
     world, some = bank.world, [DEPOSITS, TURNOVER]
     for name in some:
         Path(world.lake, name).mkdir(parents=True)  # an object store has no folders
@@ -289,7 +327,7 @@ def test_where_there_are_no_links_the_manifest_says_which_files_count(
         found = duckdb.read_parquet([url.removeprefix("file://") for url in listed["files"]])
         assert len(found) == len(deposits_of_the_log(world, listed["positions"])) == listed["rows"]
     lake.drop(world, some)
-    assert Lake(world).names() == []
+    assert Lake(world).datasets() == []
 
 
 def test_a_second_run_is_refused_and_says_by_whom(bank: Bookkeeper, spark: SparkSession) -> None:
@@ -305,7 +343,7 @@ def test_a_run_that_lost_its_lock_changes_nothing(
     monkeypatch.setattr(faultpoints, "hook", lambda _: end_sessions(bank.world))
     with pytest.raises(DatabaseUnavailable):
         update(bank.world, spark, [DEPOSITS])
-    assert Lake(bank.world).names() == []
+    assert Lake(bank.world).datasets() == []
 
 
 def end_sessions(world: Settings) -> None:
@@ -390,19 +428,22 @@ def test_a_dataset_that_fails_is_named(bank: Bookkeeper, spark: SparkSession, au
         ("raise ValueError('no idea')", "'mine' could not be made: ValueError: no idea"),
         ("return None", "returned NoneType"),
         ("return log.events(MoneyDeposited).collect()", "returned list"),
-        ("return log.events(MoneyDeposited).select('nowhere')", "'mine' could not be made: .*nowhere"),
+        ("return log.events(MoneyDeposited).select('nowhere')",
+         "'mine' could not be made: AnalysisException: .*nowhere.* Mend the cause in spark_jobs/mine.py"),
         ("return log.events(MoneyDeposited).select(F.raise_error(F.lit('odd')))", "'mine' could not be made: .*odd"),
         ("return log.events(MoneyDeposited).select(F.udf(lambda _: 1 / 0, 'double', useArrow=False)('id'))",
          "'mine' could not be made: ZeroDivisionError: division by zero"),
         ("return log.events(MoneyDeposited).select('id', 'id')", "'mine' could not be made: .*id"),
     ]:  # fmt: skip
         author(f"{HEAD}\ndef table(log):\n    {body}\n")
-        with pytest.raises(DatasetFailed, match=told):
+        with pytest.raises(DatasetFailed, match=told) as error:
             update(bank.world, spark, ["mine"])
+        assert len(error.value.message) < 300
+        assert not re.search(r"Project|\+-|SQLSTATE|\n", error.value.message)
     author(f"{HEAD}PARTITIONED_BY = ('month',)\ndef table(log):\n    return log.events(MoneyDeposited)\n")
     with pytest.raises(DatasetFailed, match="without 'month'"):
         update(bank.world, spark, ["mine"])
-    assert Lake(bank.world).names() == []
+    assert Lake(bank.world).datasets() == []
     with pytest.raises(BadDataset, match="no dataset 'yours'"):
         update(bank.world, spark, ["yours"])
 
@@ -424,6 +465,13 @@ def test_columns_change_with_the_version_only(
     author(f"{HEAD}VERSION = 2\n{table}{change}")
     update(bank.world, spark, ["mine"])
     assert by_duckdb(bank.world, "mine", "count(*), typeof(any_value(cents))") == [(18 * 3, "INTEGER")]
+    author(f"{HEAD}{table}")
+    bank.life(ACCOUNTS, 5)
+    with pytest.raises(DatasetChanged, match=r"'mine' was made in VERSION 2, and this code has 1\. .*lake drop mine"):
+        update(bank.world, spark, [DEPOSITS, "mine"])
+    assert by_duckdb(bank.world, "mine", "count(*)") == [(18 * 3,)]
+    states = {one["name"]: one["state"] for one in lake.status(bank.world)}
+    assert (states["mine"], states[DEPOSITS], states[TURNOVER]) == ("newer", "ready", "missing")
 
 
 @pytest.mark.slow
@@ -531,3 +579,16 @@ def test_a_table_grows_with_its_events_version(
     assert [(one["what"], one["rows"]) for one in told["datasets"]] == [("made", 6), ("unchanged", 0)]
     assert by_duckdb(world, OPENINGS, "any_value(branch), count(*)") == [("old", 6)]
     assert set(by_pandas(world, OPENINGS).branch) == {"old"}
+
+
+@pytest.mark.slow
+def test_a_query_that_is_wrong_is_told_in_two_lines(bank: Bookkeeper, home: Path, tmp_path: Path) -> None:
+    tree = Tree(copy_of_this_tree(tmp_path / "tree", without=("demo", "benchmarks", "proofs")), home)
+    tree.environment |= bank.world.environment()
+    (tree.folder / "spark_jobs/mine.py").write_text(
+        f"{HEAD}def table(log):\n    return log.events(MoneyDeposited).select('no')"
+    )
+    told = tree.samefold("lake", "update", "mine", "--json", "--master", "local[2]", code=1).stderr
+    error, hint = told.splitlines()
+    assert error.startswith("dataset-failed: Dataset 'mine' could not be made: AnalysisException: [UNRESOLVED_COLUMN")
+    assert hint == "  → Mend the cause in spark_jobs/mine.py, then run `samefold lake update mine`."
