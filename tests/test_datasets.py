@@ -29,3 +29,4 @@ def test_a_months_turnover_is_what_was_paid_in_and_out(spark: SparkSession) -> N
         (JANUARY, "2", 50, 1),
         (FEBRUARY, "1", 1, 1),
     ]
+    assert (log.events(MoneyDeposited).count(), log.events(since="2026-01-01T00:00Z").count()) == (2, 0)

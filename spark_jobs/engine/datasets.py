@@ -37,6 +37,7 @@ from spark_jobs.engine.tables import Log
 SPARK_ERRORS = (PySparkException, Py4JError)
 _DAY = "date_from_unix_date(cast(unix_micros(time) div 86400000000 as int)) as day"
 """Of the broker's time in UTC, whatever the session's time zone."""
+_NO_TABLE = "Write `def table(log: Log) -> DataFrame:` in it, or begin its name with _ if it is no dataset."
 _RAISED = re.compile(r"^(?:\w+\.)*[A-Z]\w*: .+", re.MULTILINE)
 """The last line of a traceback of Python."""
 _REST = re.compile(r" SQLSTATE: .*| at [\w$]+\.[\w$.]+\(.*")
@@ -95,7 +96,7 @@ def _of_file(name: str) -> Dataset:
         raise BadDataset(f"{file} can't be imported: {in_words(error)}", "Correct that file.") from error
     function = module.__dict__.get("table")
     if not inspect.isfunction(function) or len(inspect.signature(function).parameters) != 1:
-        raise BadDataset(f"{file} has no function `table(log)`.", "Write `def table(log: Log) -> DataFrame:` in it.")
+        raise BadDataset(f"{file} has no function `table(log)`.", _NO_TABLE)
     partitioned_by, incremental = getattr(module, "PARTITIONED_BY", ()), getattr(module, "INCREMENTAL", False)
     if not isinstance(partitioned_by, tuple) or not isinstance(incremental, bool):
         hint = 'PARTITIONED_BY is a tuple as ("month",), INCREMENTAL is True or False.'
@@ -111,7 +112,7 @@ class Rows:
         self._spark = spark
         self._pins = pins
         self._events = {name: one.source for name, one in asked.items() if isinstance(one.source, type)}
-        self._read: dict[tuple[str, str], tuple[DataFrame, dict[str, int]]] = {}
+        self._read: dict[tuple[str, str], tuple[DataFrame, dict[str, int]] | Exception] = {}
         self._apart = False
 
     def of(self, dataset: Dataset) -> tuple[DataFrame, int | None]:
@@ -139,19 +140,24 @@ class Rows:
             try:
                 counts = every.groupBy("context", "type").count().collect()
             except SPARK_ERRORS as error:
-                if self._apart or not isinstance(named_error(error), UnfitValue | UnreadableEvent):
-                    raise
-                self._apart = True  # an event that can't be a row keeps back its own class's table alone
-                return self._of_event(event, pin)
-            self._read[key] = every, {f"{context}.{kind}": count for context, kind, count in counts}
-        every, numbers = self._read[key]
+                every.unpersist()
+                if not self._apart and isinstance(named_error(error), UnfitValue | UnreadableEvent):
+                    self._apart = True  # an event that can't be a row keeps back its own class's table alone
+                    return self._of_event(event, pin)
+                self._read[key] = error
+            else:
+                self._read[key] = every, {f"{context}.{kind}": count for context, kind, count in counts}
+        if isinstance(read := self._read[key], Exception):
+            raise read
+        every, numbers = read
         kind = f"{name.partition('.')[0]}.{stored_name(event)}"
         mine = every.where(F.concat_ws(".", "context", "type") == kind)
         return mine.select(*(column.name for column in EVENTS), f"`{name}`.*", F.expr(_DAY)), numbers.get(kind, 0)
 
     def close(self) -> None:
-        for every, _ in self._read.values():
-            every.unpersist()
+        for read in self._read.values():
+            if not isinstance(read, Exception):
+                read[0].unpersist()
 
 
 def failed(name: str, error: Exception) -> SamefoldError:

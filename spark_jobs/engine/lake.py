@@ -5,7 +5,7 @@ One process at a time changes the lake, by a lock in PostgreSQL.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from itertools import groupby
@@ -37,7 +37,7 @@ _LOCK = "the lake"
 
 
 class LakeBusy(SamefoldError):
-    """Another process changes the lake."""
+    """Another process changes the lake, or compares it with the log."""
 
 
 class DatasetChanged(SamefoldError):
@@ -59,11 +59,11 @@ def lake_session(settings: Settings, master: str | None) -> Iterator[SparkSessio
 
 @contextmanager
 def opened(settings: Settings, command: str) -> Iterator[tuple[Lake, Topic, Connection]]:
-    """The lake, for the one session that may change it. Raises LakeBusy, LakeUnavailable, ContractBroken."""
+    """The lake, for the one session that may work on it. Raises LakeBusy, LakeUnavailable, ContractBroken."""
     with session(settings, session_name(f"lake {command}")) as connection:
         if not try_claim(connection, _LOCK):
             by = by_whom(connection, _LOCK)
-            raise LakeBusy(f"Another process changes the lake{by}.", "Wait until it has ended.")
+            raise LakeBusy(f"Another process works on the lake{by}.", "Wait until it has ended.")
         yield Lake(settings), require_contract(settings, connection), connection
 
 
@@ -123,23 +123,31 @@ def update(
             what = "added" if before and dataset.incremental else "made"
             done.append({"name": name, "what": what, "rows": sum(one.rows for one in new)})
         rows.close()
-        if errors:  # the others are up to date
-            first, *others = errors
-            errors[first].message += f" These failed, too: {', '.join(others)}." if others else ""
-            raise errors[first]
+        _raise(errors)
         return done
+
+
+def _raise(errors: Mapping[str, SamefoldError]) -> None:
+    """The first error, which names the other datasets that failed, too, if there is one: all others are done."""
+    if errors:
+        first, *others = errors
+        errors[first].message += f" These failed, too: {', '.join(others)}." if others else ""
+        raise errors[first]
 
 
 def _there(lake: Lake, asked: dict[str, Dataset], topic: Topic) -> dict[str, Manifest]:
     """The manifests of datasets that are there in the code's version. Raises TopicChanged."""
     found = {name: one for name in asked if (one := lake.manifest(name))}
-    for name, one in found.items():
-        if one.topic_id != topic.id or any(end > topic.end[p] for p, end in one.ends.items()):
-            raise TopicChanged(
-                f"Dataset '{name}' is of another '{topic.name}': the topic was recreated.",
-                f"Make it anew: `samefold lake drop {name}`, then `samefold lake update`.",
-            )
+    if other := [name for name, one in found.items() if _is_of_another(one, topic)]:
+        raise TopicChanged(
+            f"The lake is of another '{topic.name}': the topic was recreated, or lost records.",
+            f"Drop what was made of it, `samefold lake drop {' '.join(other)}`, then run `samefold lake update`.",
+        )
     return {name: one for name, one in found.items() if one.version == asked[name].version}
+
+
+def _is_of_another(found: Manifest, topic: Topic) -> bool:
+    return found.topic_id != topic.id or any(end > topic.end[p] for p, end in found.ends.items())
 
 
 def _state(found: Manifest | None, dataset: Dataset | None) -> str:
@@ -203,7 +211,9 @@ def status(settings: Settings) -> Iterator[dict[str, Any]]:
         positions = {p: found.ends.get(p, 0) if found else 0 for p in topic.end}
         yield {
             "name": name,
-            "state": _state(found, dataset),
+            "state": "of another topic"
+            if found and dataset and _is_of_another(found, topic)
+            else _state(found, dataset),
             "question": dataset.question if dataset else None,
             "at": found.at.isoformat(timespec="seconds") if found else None,
             "rows": sum(one.rows for one in files),
@@ -222,28 +232,30 @@ def verify(
 
     Raises LakeUnavailable, BadDataset, DatasetFailed, TopicChanged and what reading the log raises.
     """
-    known, lake, spark = datasets(), Lake(settings), _with_conf(spark)
+    known, spark = datasets(), _with_conf(spark)
     asked = {name: known[name] for name in chosen(names, known)}
-    with session(settings, "samefold lake verify") as connection:
-        topic = require_contract(settings, connection)
-    there = _there(lake, asked, topic)
-    if lacking := [name for name in names if name in asked and name not in there]:
-        hint = f"Run `samefold lake update {lacking[0]}` first."
-        raise BadDataset(f"The lake has no '{lacking[0]}' in this code's version.", hint)
-    ends = {name: {p: Cut(end) for p, end in one.ends.items()} for name, one in there.items()}
-    pins = {name: Pin(settings.kafka, topic.id, ends[name]) for name in there}
-    rows, done = Rows(spark, {name: asked[name] for name in there}, pins), []
-    progress.begin("verify", len(there))
-    for name, manifest in there.items():
-        try:
-            wanted, _ = rows.of(asked[name])
-            expected, found = _digest(wanted), _digest(_seen(lake, spark, name, manifest, wanted))
-        except SPARK_ERRORS as error:
-            raise failed(name, error) from error
-        done.append({"name": name, "rows": found[0], "expected": expected[0], "differs": found != expected})
-        progress.advance(1)
-    rows.close()
-    return done
+    with opened(settings, "verify") as (lake, topic, _):  # no update moves the files meanwhile
+        there = _there(lake, asked, topic)
+        if lacking := [name for name in names if name in asked and name not in there]:
+            hint = f"Run `samefold lake update {lacking[0]}` first."
+            raise BadDataset(f"The lake has no '{lacking[0]}' in this code's version.", hint)
+        ends = {name: {p: Cut(end) for p, end in one.ends.items()} for name, one in there.items()}
+        pins = {name: Pin(settings.kafka, topic.id, ends[name]) for name in there}
+        rows = Rows(spark, {name: asked[name] for name in there}, pins)
+        done, errors = [], dict[str, SamefoldError]()
+        progress.begin("verify", len(there))
+        for name, manifest in there.items():
+            progress.advance(1)
+            try:
+                wanted, _ = rows.of(asked[name])
+                expected, found = _digest(wanted), _digest(_seen(lake, spark, name, manifest, wanted))
+            except (*SPARK_ERRORS, DatasetFailed) as error:
+                errors[name] = error if isinstance(error, SamefoldError) else failed(name, error)
+                continue
+            done.append({"name": name, "rows": found[0], "expected": expected[0], "differs": found != expected})
+        rows.close()
+        _raise(errors)
+        return done
 
 
 def _seen(lake: Lake, spark: SparkSession, name: str, manifest: Manifest, like: DataFrame) -> DataFrame:
@@ -259,7 +271,8 @@ def _seen(lake: Lake, spark: SparkSession, name: str, manifest: Manifest, like: 
 def _digest(table: DataFrame) -> tuple[int, int]:
     """The number of rows and the sum of their hashes: the same for the same rows in any order."""
     hashable = [
-        F.to_json(F.struct(f"`{name}`")) if "map<" in kind else F.col(f"`{name}`") for name, kind in table.dtypes
+        F.to_json(F.struct(f"`{name}`")) if "map<" in kind or kind == "variant" else F.col(f"`{name}`")
+        for name, kind in table.dtypes
     ]
     hashes = table.select(F.xxhash64(*hashable).cast("decimal(38)").alias("hash"))
     [(count, total)] = hashes.agg(F.count("*"), F.sum("hash")).collect()

@@ -74,7 +74,7 @@ class Lake(Files):
         return sorted({*there, *below(f"{HIDDEN}/")} - {SILVER}) if left else there
 
     def manifest(self, name: str) -> Manifest | None:
-        """None also where another release wrote one that this one does not know: then the dataset is made anew."""
+        """None also where another release wrote one that this one does not know: then the dataset is made again."""
         with suppress(msgspec.DecodeError):
             return msgspec.json.decode(self.read(f"{name}/{MANIFEST}") or b"", type=Manifest)
         return None
@@ -106,7 +106,8 @@ class Lake(Files):
         """The Parquet files of a run, made durable where the store is this machine's."""
         found = []
         with self._naming():
-            for path in (one for one in self._paths(name, run) if one.endswith(".parquet")):
+            # a task that Spark gave up may still write, below `_temporary`
+            for path in (one for one in self._paths(name, run) if one.endswith(".parquet") and "/_" not in one):
                 with self._files.open(at := self._at(HIDDEN, name, DATA, path)) as file:
                     found.append(File(path, pq.ParquetFile(file).metadata.num_rows, self._files.size(at)))
                     if self.is_local:
@@ -138,8 +139,12 @@ class Lake(Files):
     def sweep(self, name: str) -> None:
         """Remove what killed runs left, and what the last one did not need any more."""
         manifest, hidden = self.manifest(name), self._at(HIDDEN, name)
+        if manifest is None and self.read(f"{name}/{MANIFEST}"):
+            return  # another release's: readers have its files until this one's are there
         needed = {file.path for file in manifest.files} if manifest else set()
         with self._naming():
+            for run in {*self.names(f"{HIDDEN}/{name}/{DATA}")} - {path.partition("/")[0] for path in needed}:
+                self._files.rm(f"{hidden}/{DATA}/{run}", recursive=True)
             for path in {*self._paths(name)} - needed:
                 self._files.rm_file(f"{hidden}/{DATA}/{path}")
             if self.is_local:

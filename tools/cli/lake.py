@@ -11,6 +11,7 @@ from tools.terminal import Output, Stages, Text, show, table
 
 _UPDATE, _DROP = "`samefold lake update`", "`samefold lake drop {}`"
 _NEXT = {"missing": _UPDATE, "outdated": _UPDATE, "newer": f"run newer code, or {_DROP}", "gone": _DROP}
+_NEXT |= {"of another topic": f"{_DROP}, then {_UPDATE}"}
 """What to do about datasets in a state."""
 app = new_app(__doc__, no_args_is_help=True)
 Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]…", help="Datasets; `events` is all event classes.")]

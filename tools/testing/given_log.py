@@ -11,11 +11,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from domain.engine.storable import encode
-from domain.engine.versions import stored_name, stored_type
+from domain.engine.versions import stored_type
 from infra.log.records import Commit, EventRecord
 from infra.log.rule import Counted
 from spark_jobs import Log
-from spark_jobs.engine.source import CommitRow, EventRow, Table
+from spark_jobs.engine.source import CommitRow, Decoding, Table
 
 
 class GivenLog(Log):
@@ -26,26 +26,24 @@ class GivenLog(Log):
 
     def __init__(self, spark: SparkSession, events: Iterable[tuple[str, Any]], time_ms: int = 0) -> None:
         self.spark = spark
-        self._events: list[EventRow] = []
+        self._counted: list[Counted] = []
         versions = Counter[str]()
         for offset, (stream, event) in enumerate(events):
             versions[stream] += 1
-            of, version = type(event), versions[stream]
-            record = EventRecord(stored_type(of), msgspec.Raw(encode(event)))
-            commit = Commit(stream, version, [record], f"c{offset}", offset, "", "accepted", None, 0, offset + 1)
-            self._events.append(EventRow(Counted(offset, time_ms, commit), 0, of, version, stored_name(of), event))
+            record = EventRecord(stored_type(type(event)), msgspec.Raw(encode(event)))
+            many = versions[stream]
+            commit = Commit(stream, many, [record], f"c{offset}", offset, "", "accepted", None, 0, offset + 1)
+            self._counted.append(Counted(offset, time_ms, commit))
 
     def table(self, read: str, columns: Sequence[str] = (), **options: str) -> DataFrame:
         table = Table.of({"read": read, **options})
         table = table.only(columns) if columns else table
-        mine = [row for row in self._events if table.stream in (None, row.counted.commit.stream)]
+        mine = [one for one in self._counted if one.time_ms >= table.since_ms]
         rows: list[Any] = []
         if read == "commits":
-            rows = [CommitRow(row.counted, row.partition) for row in mine]
-        elif read == "events" and table.classes:
-            rows = [row for row in mine if row.of in table.classes]
+            rows = [CommitRow(one, 0) for one in mine if table.stream in (None, one.commit.stream)]
         elif read == "events":
-            rows = [row._replace(event=encode(row.event)) for row in mine]
+            rows = Decoding(table).rows(mine, 0)
         arrays = [column.array(rows) for column in table.columns]
         names = [column.name for column in table.columns]
         return self.spark.createDataFrame(pa.table(arrays, names=names), table.schema)

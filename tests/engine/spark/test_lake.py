@@ -47,6 +47,7 @@ from spark_jobs.engine.datasets import BadDataset, DatasetFailed, Rows, datasets
 from spark_jobs.engine.lake import DatasetChanged, LakeBusy, lake_session, update, verify
 from spark_jobs.engine.lake_files import DATA, HIDDEN, Lake, LakeUnavailable
 from spark_jobs.engine.source import Pin
+from spark_jobs.engine.tables import Log
 from tests.engine.bookkeeper import DAY, Bookkeeper
 from tests.engine.infra.archives import struck
 from tests.engine.spine import beside, set_up
@@ -264,12 +265,50 @@ def test_a_log_without_any_record_gives_tables_without_rows(
 
 
 @pytest.mark.slow
-def test_an_event_that_the_code_does_not_know_is_named(bank: Bookkeeper, spark: SparkSession) -> None:
+def test_an_event_that_the_code_does_not_know_is_named(
+    bank: Bookkeeper, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bank.commit("1", MoneyDeposited(cents=1, on=DAY), events=[EventRecord("Renamed", msgspec.Raw(b"{}"))])
     bank.flush()
-    with pytest.raises(UnknownEvent, match="Renamed"):
-        update(bank.world, spark, [DEPOSITS])
+    begun, table = [], Log.table
+
+    def counted(log: Log, *args: Any, **options: str) -> Any:
+        begun.append(options)
+        return table(log, *args, **options)
+
+    monkeypatch.setattr(Log, "table", counted)
+    with pytest.raises(UnknownEvent, match=f"{OPENINGS}.*Renamed.*These failed, too: {DEPOSITS}"):
+        update(bank.world, spark, [DEPOSITS, OPENINGS])
+    assert len(begun) == 1, "the log is not read again for each table"
     assert Lake(bank.world).datasets() == []
+
+
+@pytest.mark.slow
+def test_only_what_a_run_wrote_counts_and_what_no_run_needs_leaves_with_its_folders(
+    bank: Bookkeeper, spark: SparkSession
+) -> None:
+    bank.life(ACCOUNTS, 1)
+    update(bank.world, spark, [DEPOSITS])
+    files = Lake(bank.world)
+    manifest, data = files.manifest(DEPOSITS), Path(bank.world.lake, HIDDEN, DEPOSITS, DATA)
+    assert manifest is not None
+    [written] = manifest.files
+    run, _, place = written.path.partition("/")
+    late = data / run / "_temporary" / "0" / place  # of a task that Spark gave up
+    late.parent.mkdir(parents=True)
+    late.write_bytes((data / written.path).read_bytes())
+    (data / "killed" / "day=2026-01-01").mkdir(parents=True)
+    assert files.files(DEPOSITS, run) == [written]
+    files.sweep(DEPOSITS)
+    assert not late.exists()
+    assert [one.name for one in data.iterdir()] == [run]
+
+    (at := Path(bank.world.lake, DEPOSITS, lake_files.MANIFEST)).write_text("{}")  # as a later release may write it
+    files.sweep(DEPOSITS)
+    assert (data / written.path).exists(), "readers of an object store have this file only"
+    at.unlink()
+    files.sweep(DEPOSITS)
+    assert [*data.iterdir()] == []
 
 
 @pytest.mark.slow
@@ -331,8 +370,9 @@ def test_where_there_are_no_links_the_manifest_says_which_files_count(
 
 
 def test_a_second_run_is_refused_and_says_by_whom(bank: Bookkeeper, spark: SparkSession) -> None:
-    with lake.opened(bank.world, "update"), pytest.raises(LakeBusy, match="samefold lake update, pid"):
-        update(bank.world, spark)
+    for work in (update, verify):  # whose files an update would move
+        with lake.opened(bank.world, "update"), pytest.raises(LakeBusy, match="samefold lake update, pid"):
+            work(bank.world, spark)
 
 
 @pytest.mark.slow
@@ -367,6 +407,7 @@ def test_a_recreated_topic_is_refused(bank: Bookkeeper, spark: SparkSession) -> 
     file.write_text(file.read_text().replace(manifest.topic_id, "another"))
     with pytest.raises(TopicChanged, match="drop"):
         update(world, spark, [DEPOSITS])
+    assert {one["state"] for one in lake.status(world) if one["name"] == DEPOSITS} == {"of another topic"}
 
 
 # ── the author's datasets ──
@@ -495,6 +536,21 @@ def test_an_incremental_dataset_gets_only_what_is_new(
         bank.life(ACCOUNTS, 5)
         update(bank.world, spark, ["mine"])
     assert [one["differs"] for one in verify(bank.world, spark, ["mine"])] == [True], "its pieces are not the whole"
+
+
+@pytest.mark.slow
+def test_verify_compares_the_others_where_one_fails_and_values_of_any_type(
+    bank: Bookkeeper, spark: SparkSession, author: Callable[..., None]
+) -> None:
+    bank.life(ACCOUNTS, 1)
+    author(f"{HEAD}def table(log):\n    return log.events()", "variants")
+    author(f"{HEAD}def table(log):\n    return log.events(MoneyDeposited)")
+    update(bank.world, spark, ["mine", "variants", DEPOSITS])
+    assert [one["differs"] for one in verify(bank.world, spark, ["variants"])] == [False]
+    for name in ("mine", "variants"):
+        author(f"{HEAD}def table(log):\n    raise ValueError('by mistake')", name)
+    with pytest.raises(DatasetFailed, match=r"'mine' could not be made: .*by mistake.*These failed, too: variants"):
+        verify(bank.world, spark)
 
 
 # ── stores ──
