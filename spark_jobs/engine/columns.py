@@ -16,8 +16,8 @@ A personal value is its ciphertext, as in the log.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -92,10 +92,10 @@ def fields_of(kind: type, taken: Collection[str] = ()) -> list[Column]:
 
     Spark ignores the case of letters.
     """
-    fields, used, columns = _fields(kind), {*taken}, []
-    for name, hint in fields:
+    own, used, columns = _fields(kind), {*taken}, []
+    for name, hint in own:
         free = name
-        while free.lower() in used or (free != name and free.lower() in {other.lower() for other, _ in fields}):
+        while free.lower() in used or (free != name and free.lower() in {other.lower() for other, _ in own}):
             free = f"event_{free}"
         used.add(free.lower())
         columns.append(Column(free, type_of(hint), attrgetter(name)))
@@ -136,17 +136,13 @@ def type_of(kind: Any) -> ColumnType:
 def struct_of(kind: type, taken: Collection[str] = ()) -> ColumnType:
     """The struct of a fact's or named tuple's fields, with the names of `fields_of`."""
     names = [name for name, _ in _fields(kind)]
-    fields = [(column.name, column.type) for column in fields_of(kind, taken)]
-    return _struct(fields, attrgetter(*names) if names[1:] else lambda value: tuple(getattr(value, n) for n in names))
+    columns = [(column.name, column.type) for column in fields_of(kind, taken)]
+    return _struct(columns, attrgetter(*names) if names[1:] else lambda value: tuple(getattr(value, n) for n in names))
 
 
 def _fields(kind: type) -> list[tuple[str, Any]]:
     """The fields of a fact or named tuple, with their types."""
-    names = (
-        [one.name for one in dataclasses.fields(kind)]
-        if dataclasses.is_dataclass(kind)
-        else getattr(kind, "_fields", ())
-    )
+    names = [one.name for one in fields(kind)] if is_dataclass(kind) else getattr(kind, "_fields", ())
     hints = get_type_hints(kind, include_extras=True)
     return [(name, hints[name]) for name in names]
 

@@ -81,9 +81,7 @@ class Lake(Files):
 
     def seen(self, name: str, file: File) -> tuple[str, str]:
         """Where readers find a file, and below which folder its place is."""
-        if not self.is_local:
-            return self.url_of(name, file.path), self.url_of(name, file.path.partition("/")[0])
-        base = self._at(name)
+        base = self._at(name) if self.is_local else self.url_of(name, file.path.partition("/")[0])
         return f"{base}/{file.place}", base
 
     def folder(self, name: str) -> str:

@@ -28,12 +28,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import UNSET
 from pyspark.sql import types as spark
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    InputPartition,
-)
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from domain.engine.contexts import contexts
@@ -269,9 +264,7 @@ def named_events(text: str) -> list[type]:
         known = contexts()[context].events if context in contexts() else {}
         by_class = {event.__name__: event for event in known.values()}
         if kind not in by_class:
-            every = ", ".join(
-                f"{one.name}.{event.__name__}" for one in contexts().values() for event in one.events.values()
-            )
+            every = ", ".join(name_of(event) for one in contexts().values() for event in one.events.values())
             raise BadOption(f"There is no event '{name}'.", f"There are: {every}.")
         found.append(by_class[kind])
     return found
