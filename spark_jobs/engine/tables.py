@@ -92,6 +92,8 @@ def register(spark: SparkSession) -> None:
     from spark_jobs.engine.source import Samefold
 
     if spark.conf.get(_REGISTERED, "") != "true":  # Spark warns of a second time
+        # makes this session the active one: Spark refuses a name that another one has, while that is active
+        spark.createDataFrame([], "none int")
         spark.dataSource.register(Samefold)
         spark.conf.set(_REGISTERED, "true")
 

@@ -494,3 +494,4 @@ def test_with_a_session_and_an_environment_of_ones_own(
         if event.type == "MoneyDeposited"
     )
     spark.sql("drop view moved")
+    assert events(spark.newSession()).count() == count, "each session has its own sources"
