@@ -259,7 +259,7 @@ def name_of(event: type | str) -> str:
 def named_events(text: str) -> list[type]:
     """The classes of `rooms.RoomBooked,…`. Raises BadOption."""
     found = []
-    for name in filter(None, (one.strip() for one in text.split(","))):
+    for name in (one.strip() for one in text.split(",")):
         context, _, kind = name.partition(".")
         known = contexts()[context].events if context in contexts() else {}
         by_class = {event.__name__: event for event in known.values()}
@@ -285,22 +285,24 @@ class Table:
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Table:
         """Raises BadOption, BadColumn, BadContext."""
-        kind, events = options.get("read", "events"), options.get("events", "")
-        stream, since_ms = options.get("stream"), _since(options.get("since", ""))
-        if stream is not None and "/" not in stream:
-            raise BadOption(f"Option 'stream' is '{stream}'.", "Name the context, too: rooms/12.")
-        if events and kind != "events":
+        kind, events = options.get("read", "events"), options.get("events")
+        stream, since_ms = options.get("stream"), _since(options.get("since"))
+        context, _, name = (stream or "").partition("/")
+        if stream is not None and not (name and context in contexts()):
+            raise BadOption(f"Option 'stream' is '{stream}'.", f"It is context/id of: {', '.join(contexts())}.")
+        if events is not None and kind != "events":
             raise BadOption(f"Option 'events' goes with read=events, not with read={kind}.", "Leave it out.")
         if kind == "events":
-            classes = tuple(dict.fromkeys(named_events(events)))
+            classes = () if events is None else tuple(dict.fromkeys(named_events(events)))
             made = columns_by_class if options.get("by") == "class" else columns_of
             return cls(kind, classes, tuple(made(classes)) if classes else (*EVENTS, BODY), stream, since_ms)
         if kind in _OTHERS:
             return cls(kind, (), _OTHERS[kind], stream, since_ms)
         raise BadOption(f"Option 'read' is '{kind}'.", "It is events, commits or records.")
 
-    def only(self, names: Sequence[str]) -> Table:
+    def only(self, names: Iterable[str]) -> Table:
         """Its columns of these names, in this order. Raises BadOption."""
+        names = [names] if isinstance(names, str) else [*map(str, names)]
         by_name = {column.name: column for column in self.columns}
         if unknown := [name for name in names if name not in by_name]:
             raise BadOption(f"There is no column '{unknown[0]}'.", f"There are: {', '.join(by_name)}.")
@@ -331,9 +333,9 @@ _TABLE = {"read", "events", "by", "stream", "since"}
 """The options that say what is read."""
 
 
-def _since(text: str) -> int:
+def _since(text: str | None) -> int:
     """Milliseconds since the epoch. Raises BadMoment, BadOption."""
-    at = parse_as_of(text, datetime.now(UTC)) if text else datetime.fromtimestamp(0, UTC)
+    at = datetime.fromtimestamp(0, UTC) if text is None else parse_as_of(text, datetime.now(UTC))
     if not isinstance(at, datetime):
         raise BadOption(f"Option 'since' is '{text}'.", "It is a time.")
     return max(int(at.timestamp() * 1_000), 0)
@@ -430,12 +432,13 @@ class Pin(NamedTuple):
         return topics.Topic(name, self.topic_id, len(self.ends), {}, {})
 
 
-def pinned(settings: Settings, as_of: str | None = None) -> Pin:
+def pinned(settings: Settings, as_of: datetime | str | None = None) -> Pin:
     """The log's ends now, or as of a time or positions. Raises BadMoment, TopicMissing, KafkaUnavailable."""
     admin, now = topics.Admin(settings), datetime.now(UTC)
     topic = topics.describe(settings, settings.events_topic, admin=admin)
     topic = replace(topic, end=topics.stable_ends(topic, admin))  # nobody can read beyond an open transaction
-    return Pin(settings.kafka, topic.id, cuts(settings, topic, parse_as_of(as_of, now) if as_of else {}, now))
+    end = {} if as_of is None else parse_as_of(str(as_of), now)
+    return Pin(settings.kafka, topic.id, cuts(settings, topic, end, now))
 
 
 # ── a task ──

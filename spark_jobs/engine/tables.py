@@ -10,7 +10,7 @@ A DataFrame holds what the log held when it was made, however often it is evalua
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -40,12 +40,17 @@ class Log:
         from spark_jobs.engine.source import pinned
 
         self.spark = spark
-        moment = as_of if as_of is None or isinstance(as_of, str) else in_words(as_of)
+        moment = in_words(as_of) if isinstance(as_of, Mapping) else as_of
         self.pin = pin or pinned(settings or Settings(), moment)
         register(spark)
 
     def events(
-        self, of: Any = None, *, columns: Sequence[str] = (), stream: str = "", since: datetime | str = ""
+        self,
+        of: Any = None,
+        *,
+        columns: Sequence[str] = (),
+        stream: str | None = None,
+        since: datetime | str | None = None,
     ) -> DataFrame:
         """One row for each event that counts, of these classes, with their fields; without classes of all, with their `body` as
         JSON and as `variant`.
@@ -57,8 +62,7 @@ class Log:
 
         from spark_jobs.engine.source import name_of
 
-        moment = since if isinstance(since, str) else since.isoformat()
-        part = {name: value for name, value in (("stream", stream), ("since", moment)) if value}
+        part = {name: str(value) for name, value in (("stream", stream), ("since", since)) if value is not None}
         if of is None:
             table = self.table("events", columns, **part)
             return table if columns else table.withColumn("variant", parse_json("body"))
@@ -83,7 +87,7 @@ class Log:
         context = getattr(self.spark, "sparkContext", None)  # Spark Connect has none
         if context is not None:
             options["tasks"] = str(context.defaultParallelism)
-        schema = (table.only([columns] if isinstance(columns, str) else columns) if columns else table).schema
+        schema = (table.only(columns) if columns else table).schema
         return self.spark.read.format("samefold").options(**options).schema(schema).load()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -381,6 +382,10 @@ def test_a_record_of_another_format(keeper: Bookkeeper, scan: Scan) -> None:
         ({"events": "MoneyDeposited"}, "no event 'MoneyDeposited'"),
         ({"read": "rows"}, "Option 'read' is 'rows'"),
         ({"read": "commits", "events": "accounts.MoneyDeposited"}, "goes with read=events"),
+        ({"events": ""}, "no event ''"),
+        ({"stream": "7"}, "Option 'stream' is '7'. It is context/id of: accounts"),
+        ({"stream": "acounts/7"}, "Option 'stream' is 'acounts/7'"),
+        ({"stream": "accounts/"}, "Option 'stream' is 'accounts/'"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options: dict[str, str], why: str) -> None:
@@ -394,11 +399,25 @@ def test_classes_and_columns_that_there_are_not_are_refused(world: Settings, mon
     log = Log(None, settings=world)
     with pytest.raises(BadOption, match="no event of a context"):
         log.events(Details)
+    for nothing in ((), ""):
+        with pytest.raises(BadOption, match="no event ''"):
+            log.events(nothing)
+    with pytest.raises(BadOption, match="no column 'cents'"):
+        log.commits(columns=(name for name in ["cents"]))  # type: ignore[arg-type]
+    with pytest.raises(BadOption, match="Option 'stream' is ''"):
+        log.events(stream="")
     for table in (log.commits, log.records, log.events):
         with pytest.raises(BadOption, match="no column 'cents'"):
             table(columns=["cents"])
     with pytest.raises(BadMoment):
         Log(None, "yesterday", world)
+    naive = datetime(2026, 11, 21, 14, 30)  # noqa: DTZ001
+    for made in (lambda: Log(None, naive, world), lambda: log.events(since=naive)):
+        with pytest.raises(BadMoment, match="has no time zone"):
+            made()
+    for made in (lambda: Log(None, "", world), lambda: Log(None, {}, world), lambda: log.events(since="")):
+        with pytest.raises(BadMoment, match="neither a time nor positions"):
+            made()
 
 
 def test_a_task_with_another_kafka_or_other_code_reads_nothing(
