@@ -177,6 +177,8 @@ class Agent:
             rows = source.schema(COLUMNS).load()
             writer = rows.writeStream.foreachBatch(batch)
             query = writer.option("checkpointLocation", Path(checkpoint).as_uri()).queryName(self.name).start()
+            if not self._failures:
+                log.info("agent %s: has all partitions, from %s on", self.name, in_words(starting))
             try:
                 self._watch(query, over)
             finally:

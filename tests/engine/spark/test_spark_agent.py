@@ -6,6 +6,7 @@ The agent on Spark: the same rows as any other fold, whatever is killed, whoever
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -247,9 +248,11 @@ def test_old_code_holds_after_a_switch_and_new_code_goes_on(
     world = keeper.world
     new = views_of("next")
     make_tables(world, new)
+    caplog.set_level("INFO", "spark_jobs")
     with load(keeper) as end_load:
         with folding():
             wait_for_commits_of(world, "spark-agent")
+            assert re.search(r"agent spark-agent: has all partitions, from 0:\d+,1:\d+,2:\d+,3:\d+ on", caplog.text)
             rebuild(world, ["balances"], dict(new))
             until(lambda: "holding: balances is live as v3, this code has v2" in caplog.text, "it holds")
             assert "samefold rebuild balances" in caplog.text
