@@ -11,7 +11,7 @@ from infra.archive import marks
 from infra.database.connect import DatabaseUnavailable
 from infra.errors import SamefoldError
 from projections.engine.operate.replaying import drop, replay
-from projections.engine.rebuild import catch_up
+from projections.engine.rebuild import catch_up, shares
 from projections.engine.rebuild.catch_up import Ahead, MovedElsewhere
 from projections.engine.rebuild.claims import BuildAbandoned
 from projections.engine.rebuild.rebuild import NoBuild, NotStopped, go_to, rebuild, resume
@@ -31,6 +31,8 @@ from proofs.model_read.policies import (
 from proofs.model_read.policy_oracle import decided
 from proofs.model_read.views import code
 from proofs.model_read.world import World
+
+shares.LEAST = 1  # so that a log of two records is worth two tasks
 
 Step = Callable[[Any], object]
 """Something to be done in a world."""

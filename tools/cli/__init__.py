@@ -37,7 +37,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 EngineName = Annotated[str, typer.Option("--engine", help="auto, local or spark; auto chooses by the log's size.")]
 Master = Annotated[str | None, typer.Option(help="Where Spark runs: spark://…, k8s://…, yarn, local[2].")]
 Tasks = Annotated[
-    int | None, typer.Option(min=1, max=4096, help="Tasks of the load, which may share a partition's streams.")
+    int | None, typer.Option(min=1, max=4096, help="Tasks of the load, at most one for each 10,000 records.")
 ]
 Processes = Annotated[int | None, typer.Option(min=1, help="Worker processes of the local engine.")]
 Wait = Annotated[float, typer.Option("--wait", min=0, help="Seconds for queries that lock a SQL view to end.")]

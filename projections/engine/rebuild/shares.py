@@ -17,6 +17,8 @@ from projections.engine.store.commit import Batch
 
 MOST = 8
 """Shares of a partition, on average, unless more tasks are asked for: each reads all of it, so further ones gain little."""
+LEAST = 10_000
+"""Records of a task, on average at least: its consumer, connections and transactions cost about as much as folding so many."""
 
 
 class Share(NamedTuple):
@@ -53,7 +55,8 @@ def split(sizes: Mapping[int, int], engine: Engine, tasks: int | None) -> dict[i
 
     Without `tasks`, there are as many as the engine runs at once; a small log is not split.
     """
-    shares = dict.fromkeys(sizes, 0)
-    for _ in range(tasks or min(engine.slots, MOST * len(sizes)) if tasks or sum(sizes.values()) > FEW_RECORDS else 0):
-        shares[max(sizes, key=lambda partition: sizes[partition] / (shares[partition] + 1))] += 1
-    return {partition: [Share(number, of) for number in range(of)] for partition, of in shares.items() if of}
+    shares, records = dict.fromkeys(sizes, 1), sum(sizes.values())
+    wanted = tasks or (min(engine.slots, MOST * len(sizes)) if records > FEW_RECORDS else 0)
+    for _ in range(min(wanted, records // LEAST) - len(sizes)):
+        shares[max(sizes, key=lambda partition: sizes[partition] / shares[partition])] += 1
+    return {partition: [Share(number, of) for number in range(of)] for partition, of in shares.items()}

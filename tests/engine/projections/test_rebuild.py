@@ -18,7 +18,7 @@ from infra.processes.engines import Local, Silent
 from infra.settings import Settings
 from projections.engine.fold.errors import LogChanged, PoisonEvent
 from projections.engine.operate.verify import verify
-from projections.engine.rebuild import claims
+from projections.engine.rebuild import claims, shares
 from projections.engine.rebuild.builds import BuildState, NotStarted, abandon, begin, finish_loading
 from projections.engine.rebuild.claims import BuildAbandoned, BuildAlive
 from projections.engine.rebuild.load import PartWriter, load, parts
@@ -70,8 +70,11 @@ def test_every_view_rebuilt_has_the_rows_that_the_live_fold_made(bank: Bookkeepe
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 3, 5, 11])
-def test_any_number_of_tasks_makes_the_same_tables(bank: Bookkeeper, tasks: int) -> None:
+def test_any_number_of_tasks_makes_the_same_tables(
+    bank: Bookkeeper, tasks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Parked streams, too; more tasks than partitions, of which some have no stream."""
+    monkeypatch.setattr(shares, "LEAST", 1)
     world = bank.world
     for account in ACCOUNTS[:3]:
         bank.commit(account, MoneyDeposited(cents=5, on=DAY, details=Details(purpose="poison")))
@@ -93,6 +96,17 @@ def test_any_number_of_tasks_makes_the_same_tables(bank: Bookkeeper, tasks: int)
     assert result.commits == before.commits, "each is counted once"
     assert seen.done == seen.total
     _nothing_differs(world, views)
+
+
+def test_no_more_tasks_than_the_records_are_worth() -> None:
+    def count(sizes: dict[int, int], tasks: int | None, processes: int = 2) -> dict[int, int]:
+        return {at: len(some) for at, some in shares.split(sizes, Local(processes), tasks).items()}
+
+    assert count({0: 1_000, 1: 1_000}, 64) == {0: 1, 1: 1}, "a partition has one"
+    assert count({0: 35_000, 1: 5_000}, 64) == {0: 3, 1: 1}
+    assert count({0: 30_000, 1: 20_000}, 4) == {0: 2, 1: 2}, "the largest is as small as can be"
+    assert count({0: 90_000, 1: 30_000}, None, 100) == {0: 9, 1: 3}
+    assert count({0: 50_000, 1: 50_000}, None, 100) == {0: 1, 1: 1}, "not asked for, and a small log"
 
 
 def _all_rows(world: Settings, views: dict[str, View]) -> dict[str, list[Any]]:
