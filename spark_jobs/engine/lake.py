@@ -118,7 +118,7 @@ def update(
                 errors[name] = error if isinstance(error, SamefoldError) else failed(name, error)
                 continue
             connection.execute("select")  # the lock is held still
-            lake.commit(name, Manifest(dataset.version, CODE_DIGEST, topic.id, ends, *shape, tuple(files)))
+            lake.commit(name, Manifest(dataset.version, CODE_DIGEST, topic.id, ends, *shape, tuple(files), end.at))
             reach("dataset committed")
             what = "added" if before and dataset.incremental else "made"
             done.append({"name": name, "what": what, "rows": sum(one.rows for one in new)})
@@ -240,7 +240,7 @@ def verify(
             hint = f"Run `samefold lake update {lacking[0]}` first."
             raise BadDataset(f"The lake has no '{lacking[0]}' in this code's version.", hint)
         ends = {name: {p: Cut(end) for p, end in one.ends.items()} for name, one in there.items()}
-        pins = {name: Pin(settings.kafka, topic.id, ends[name]) for name in there}
+        pins = {name: Pin(settings.kafka, topic.id, ends[name], one.at) for name, one in there.items()}
         rows = Rows(spark, {name: asked[name] for name in there}, pins)
         done, errors = [], dict[str, SamefoldError]()
         progress.begin("verify", len(there))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from uuid import uuid4
 
@@ -55,7 +55,8 @@ class Manifest(msgspec.Struct, frozen=True):
     partitioned_by: tuple[str, ...]
     incremental: bool
     files: tuple[File, ...]
-    at: datetime = msgspec.field(default_factory=lambda: datetime.now(UTC))
+    at: datetime
+    """When the run took the log's end."""
 
 
 class Lake(Files):

@@ -286,7 +286,8 @@ class Table:
     def of(cls, options: Mapping[str, str]) -> Table:
         """Raises BadOption, BadColumn, BadContext."""
         kind, events = options.get("read", "events"), options.get("events")
-        stream, since_ms = options.get("stream"), _since(options.get("since"))
+        now = Pin.parse(options["pin"]).at if "pin" in options else datetime.now(UTC)
+        stream, since_ms = options.get("stream"), _since(options.get("since"), now)
         context, _, name = (stream or "").partition("/")
         if stream is not None and not (name and context in contexts()):
             raise BadOption(f"Option 'stream' is '{stream}'.", f"It is context/id of: {', '.join(contexts())}.")
@@ -333,9 +334,9 @@ _TABLE = {"read", "events", "by", "stream", "since"}
 """The options that say what is read."""
 
 
-def _since(text: str | None) -> int:
+def _since(text: str | None, now: datetime) -> int:
     """Milliseconds since the epoch. Raises BadMoment, BadOption."""
-    at = datetime.fromtimestamp(0, UTC) if text is None else parse_as_of(text, datetime.now(UTC))
+    at = datetime.fromtimestamp(0, UTC) if text is None else parse_as_of(text, now)
     if not isinstance(at, datetime):
         raise BadOption(f"Option 'since' is '{text}'.", "It is a time.")
     return max(int(at.timestamp() * 1_000), 0)
@@ -418,6 +419,8 @@ class Pin(NamedTuple):
     kafka: str
     topic_id: str
     ends: Mapping[int, Cut]
+    at: datetime
+    """When it was made: times such as `-1d` count from here."""
     begins: Mapping[int, int] = {}
     """Offsets. A partition that is not named is read from its start."""
 
@@ -438,7 +441,7 @@ def pinned(settings: Settings, as_of: datetime | str | None = None) -> Pin:
     topic = topics.describe(settings, settings.events_topic, admin=admin)
     topic = replace(topic, end=topics.stable_ends(topic, admin))  # nobody can read beyond an open transaction
     end = {} if as_of is None else parse_as_of(str(as_of), now)
-    return Pin(settings.kafka, topic.id, cuts(settings, topic, end, now))
+    return Pin(settings.kafka, topic.id, cuts(settings, topic, end, now), now)
 
 
 # ── a task ──

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import date
+from datetime import UTC, date, datetime
 from itertools import chain
 from pathlib import Path
 from threading import Event as Flag
@@ -194,7 +194,7 @@ def test_all_tables_are_there_without_any_file_and_an_update_writes_only_what_is
     Path(world.lake, TURNOVER).unlink()  # as a removal does first, which was killed then
     assert samefold("lake", "drop", TURNOVER, "--yes", settings=world).returncode == 0
     assert not Path(world.lake, HIDDEN, TURNOVER).exists()
-    Lake(world).commit("former", lake_files.Manifest("1", "", "", {}, "", (), False, ()))
+    Lake(world).commit("former", lake_files.Manifest("1", "", "", {}, "", (), False, (), datetime.now(UTC)))
     told = samefold("lake", "status", settings=world).stdout
     assert "missing: `samefold lake update`\ngone: `samefold lake drop former`\n" in told
     asked = samefold("lake", "drop", TURNOVER, settings=world, given="")
@@ -239,7 +239,7 @@ def test_a_renamed_class_has_its_rows_and_each_field_a_column_whatever_its_name(
     )
     monkeypatch.setattr(of_lake, "Log", lambda *_, **__: log)
     asked = {name: one for name, one in datasets().items() if "renamed" in name}
-    rows = Rows(spark, asked, dict.fromkeys(asked, Pin("", "", {})))
+    rows = Rows(spark, asked, dict.fromkeys(asked, Pin("", "", {}, datetime.now(UTC))))
     without, with_fields = (rows.of(one)[0].collect() for one in asked.values())
     assert [(row.type, row.day) for row in without] == [("Nothing", date(1970, 1, 1))]
     own = ("event_event_day", "event_day", "event_event_id", "event_id", "On", "event_on")
@@ -583,7 +583,7 @@ def test_a_full_disk_is_named_and_readers_keep_what_they_had(
 def test_a_store_that_is_not_there_is_named(world: Settings, url: str) -> None:
     world = world.model_copy(update={"lake_url": url})
     with pytest.raises(LakeUnavailable, match=url):
-        Lake(world).commit("mine", lake_files.Manifest("1", "", "", {}, "", (), False, ()))
+        Lake(world).commit("mine", lake_files.Manifest("1", "", "", {}, "", (), False, (), datetime.now(UTC)))
 
 
 @pytest.mark.parametrize("url", ["s3://user:secret@lake", "https://lake/?signature=1"])

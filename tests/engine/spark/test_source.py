@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -288,6 +288,8 @@ def test_a_stream_and_a_time(keeper: Bookkeeper, scan: Scan) -> None:
         assert scan(**given, stream="accounts/none") == []
         late = [row for row in every if row["time"] >= middle]
         assert scan(**given, since=middle.isoformat()) == late
+        pin = pinned(keeper.world)._replace(at=middle + timedelta(hours=1))
+        assert scan(**given, pin=str(pin), since="-1h") == late, "from when the table was made"
         assert 0 < len(late) < len(every) or given
         assert scan(**given, since="1970-01-01T00:00:00Z") == scan(**given, since="1901-01-01T00:00:00Z") == every
         assert scan(**given, since="2999-01-01T00:00:00Z") == []
