@@ -44,7 +44,7 @@ def demo(
     Transfers that were refused or refunded count as failed.
 
     Then the next release of the code changes an event and a read model, is rolled out in parallel, rebuilds with Spark and takes
-    over. At last the log answers a question in SQL, which the file answers, too.
+    over. Finally the log answers a question in SQL, which the file answers, too.
 
     Works in a folder `demo` of its own in the data folder; stops all that it starts. Exit code 1 if the proof does not hold.
     """

@@ -2,7 +2,7 @@
 
 A dataset's file has a docstring, VERSION and `table(log: Log) -> DataFrame`. With `PARTITIONED_BY = ("month",)` its files are in
 folders by these columns. With `INCREMENTAL = True` the log that `table` gets holds only what is new, and its rows are added to the
-ones before; without, the dataset is made anew when the log has grown.
+ones before; without, the dataset is made again when the log has grown.
 
 Only the commands of the lake import this: it imports PySpark, and the author's modules.
 """
