@@ -515,4 +515,5 @@ def test_with_a_session_and_an_environment_of_ones_own(
         if event.type == "MoneyDeposited"
     )
     spark.sql("drop view moved")
+    spark.createDataFrame([], "none int")  # the active one, as where this thread has started it
     assert events(spark.newSession()).count() == count, "each session has its own sources"
