@@ -258,16 +258,11 @@ def name_of(event: type | str) -> str:
 
 def named_events(text: str) -> list[type]:
     """The classes of `rooms.RoomBooked,…`. Raises BadOption."""
-    found = []
-    for name in (one.strip() for one in text.split(",")):
-        context, _, kind = name.partition(".")
-        known = contexts()[context].events if context in contexts() else {}
-        by_class = {event.__name__: event for event in known.values()}
-        if kind not in by_class:
-            every = ", ".join(name_of(event) for one in contexts().values() for event in one.events.values())
-            raise BadOption(f"There is no event '{name}'.", f"There are: {every}.")
-        found.append(by_class[kind])
-    return found
+    every = {f"{one.name}.{event.__name__}": event for one in contexts().values() for event in one.events.values()}
+    names = [name.strip() for name in text.split(",")]
+    if unknown := [name for name in names if name not in every]:
+        raise BadOption(f"There is no event '{unknown[0]}'.", f"There are: {', '.join(every)}.")
+    return [every[name] for name in names]
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,7 @@ class Log:
         from spark_jobs.engine.source import pinned
 
         self.spark = spark
-        moment = in_words(as_of) if isinstance(as_of, Mapping) else as_of
-        self.pin = pin or pinned(settings or Settings(), moment)
+        self.pin = pin or pinned(settings or Settings(), in_words(as_of) if isinstance(as_of, Mapping) else as_of)
         register(spark)
 
     def events(
