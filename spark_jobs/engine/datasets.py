@@ -98,8 +98,9 @@ def _of_file(name: str) -> Dataset:
     if not inspect.isfunction(function) or len(inspect.signature(function).parameters) != 1:
         raise BadDataset(f"{file} has no function `table(log)`.", _NO_TABLE)
     partitioned_by, incremental = getattr(module, "PARTITIONED_BY", ()), getattr(module, "INCREMENTAL", False)
-    if not isinstance(partitioned_by, tuple) or not isinstance(incremental, bool):
-        hint = 'PARTITIONED_BY is a tuple as ("month",), INCREMENTAL is True or False.'
+    is_by = isinstance(partitioned_by, tuple) and not any(str(one).startswith(("_", ".")) for one in partitioned_by)
+    if not is_by or not isinstance(incremental, bool):  # readers of Parquet pass over folders with such names
+        hint = 'PARTITIONED_BY is a tuple as ("month",), of names that do not begin with _ or a dot; INCREMENTAL is True or False.'
         raise BadDataset(f"{file} has PARTITIONED_BY = {partitioned_by!r}, INCREMENTAL = {incremental!r}.", hint)
     version = str(version_of(module, file, BadDataset))
     return Dataset(name, version, inspect.getdoc(module) or "", partitioned_by, incremental, function)

@@ -13,7 +13,7 @@ from posixpath import dirname
 from typing import Any
 from uuid import uuid4
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own pages do
 
 from infra.database.connect import Connection, session
@@ -25,10 +25,10 @@ from infra.processes.engines import SILENT, Progress
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
 from projections.engine.fold.as_of import Cut
-from projections.engine.rebuild.claims import by_whom, session_name, try_claim
+from projections.engine.rebuild.claims import by_whom, release, session_name, try_claim
 from spark_jobs.engine import session as of_spark
 from spark_jobs.engine.datasets import SPARK_ERRORS, BadDataset, Dataset, DatasetFailed, Rows, datasets, failed
-from spark_jobs.engine.lake_files import SILVER, File, Lake, Manifest
+from spark_jobs.engine.lake_files import File, Lake, Manifest
 from spark_jobs.engine.source import Pin, pinned
 
 MANY, SMALL = 8, 32_000_000
@@ -64,12 +64,15 @@ def opened(settings: Settings, command: str) -> Iterator[tuple[Lake, Topic, Conn
         if not try_claim(connection, _LOCK):
             by = by_whom(connection, _LOCK)
             raise LakeBusy(f"Another process works on the lake{by}.", "Wait until it has ended.")
-        yield Lake(settings), require_contract(settings, connection), connection
+        try:
+            yield Lake(settings), require_contract(settings, connection), connection
+        finally:
+            release(connection, _LOCK)  # a session ends some time after its connection is closed
 
 
 def chosen(names: Sequence[str], known: Collection[str]) -> list[str]:
     """Those of these names, by default all; `events` names all event classes. Raises BadDataset."""
-    if unknown := {*names} - {*known, SILVER}:
+    if unknown := {*names} - ({*known, *map(dirname, known)} - {""}):
         raise BadDataset(f"There is no dataset '{min(unknown)}'.", f"There are: {', '.join(known) or 'none'}.")
     return [name for name in known if not names or {name, dirname(name)} & {*names}]
 
@@ -172,7 +175,7 @@ def _changed(name: str, columns: str, before: Manifest) -> DatasetChanged:
 def _written(lake: Lake, dataset: Dataset, run: str, made: DataFrame) -> list[File]:
     """Write rows where no reader looks, and no other run. A file per folder, unless it would be large."""
     by, name = dataset.partitioned_by, dataset.name
-    writer = made.hint("rebalance", *by).write.mode("append").partitionBy(*by)
+    writer = made.hint("rebalance", *map(_column, by)).write.mode("append").partitionBy(*by)
     writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(lake.url_of(name, run))
     reach("dataset written")
     return lake.files(name, run)
@@ -265,13 +268,18 @@ def _seen(lake: Lake, spark: SparkSession, name: str, manifest: Manifest, like: 
         url, base = lake.seen(name, file)
         below.setdefault(base, []).append(url)
     reads = (spark.read.schema(like.schema).option("basePath", base).parquet(*urls) for base, urls in below.items())
-    return reduce(DataFrame.union, (read.select(like.columns) for read in reads), like.limit(0))
+    return reduce(DataFrame.union, (read.select(*map(_column, like.columns)) for read in reads), like.limit(0))
+
+
+def _column(name: str) -> Column:
+    """Of exactly this name: Spark takes a bare one for an expression, or for a field's path."""
+    return F.col(f"`{name.replace('`', '``')}`")
 
 
 def _digest(table: DataFrame) -> tuple[int, int]:
     """The number of rows and the sum of their hashes: the same for the same rows in any order."""
     hashable = [
-        F.to_json(F.struct(f"`{name}`")) if "map<" in kind or kind == "variant" else F.col(f"`{name}`")
+        F.to_json(F.struct(_column(name))) if "map<" in kind or kind == "variant" else _column(name)
         for name, kind in table.dtypes
     ]
     hashes = table.select(F.xxhash64(*hashable).cast("decimal(38)").alias("hash"))

@@ -191,4 +191,5 @@ _HOLDER = """
 def by_whom(connection: Connection, view: str) -> str:
     """The other session that has claimed a view, as the end of a sentence; "" when there is none."""
     found = connection.execute(f"select a.pid {_HOLDER}", (_lock(view),)).fetchall()
-    return f": {who(connection, [pid for (pid,) in found])}" if found else ""
+    sessions = who(connection, [pid for (pid,) in found])  # none where they have ended since
+    return f": {sessions}" if sessions else ""

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, date, datetime
 from itertools import chain
 from pathlib import Path
@@ -32,7 +32,7 @@ from domain.accounts import MoneyDeposited
 from domain.engine.contexts import context_of, contexts
 from domain.language import fact
 from infra.archive.whole_log import read_range
-from infra.database.connect import DatabaseUnavailable
+from infra.database.connect import DatabaseUnavailable, session
 from infra.errors import NotConfigured, SamefoldError
 from infra.log.records import EventRecord
 from infra.log.rule import START, read
@@ -41,6 +41,7 @@ from infra.processes import faultpoints
 from infra.processes.faultpoints import LAKE, Point
 from infra.settings import Settings
 from projections.engine.fold.errors import UnknownEvent
+from projections.engine.rebuild import claims
 from spark_jobs.engine import datasets as of_lake
 from spark_jobs.engine import lake, lake_files
 from spark_jobs.engine.datasets import BadDataset, DatasetFailed, Rows, datasets
@@ -375,6 +376,24 @@ def test_a_second_run_is_refused_and_says_by_whom(bank: Bookkeeper, spark: Spark
             work(bank.world, spark)
 
 
+def test_a_run_that_ended_just_now_is_not_named(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "who", lambda *_: "")
+    with lake.opened(bank.world, "update"), pytest.raises(LakeBusy, match=r"works on the lake\. "):
+        lake.drop(bank.world, [])
+
+
+def test_the_lake_is_free_when_a_run_has_ended_though_its_session_ends_later(
+    bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with session(bank.world, "test") as kept:
+        with monkeypatch.context() as patch:
+            patch.setattr(lake, "session", lambda *_: nullcontext(kept))
+            with lake.opened(bank.world, "update"):
+                pass
+        with lake.opened(bank.world, "verify"):
+            pass
+
+
 @pytest.mark.slow
 def test_a_run_that_lost_its_lock_changes_nothing(
     bank: Bookkeeper, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
@@ -444,6 +463,7 @@ VERSION = 1
         ("VERSION = 1\ndef table(): ...", "no function `table"),
         ("def table(log): ...", "has no VERSION"),
         ("VERSION = 1\nPARTITIONED_BY = 'day'\ndef table(log): ...", "PARTITIONED_BY = 'day'"),
+        ("VERSION = 1\nPARTITIONED_BY = ('_day',)\ndef table(log): ...", "do not begin with _"),
         ("VERSION = 1\nINCREMENTAL = 1\ndef table(log): ...", "INCREMENTAL = 1"),
         ("import not_there", "No module named 'not_there'"),
         ("def", "SyntaxError"),
@@ -453,6 +473,12 @@ def test_a_file_that_is_no_dataset_is_named(author: Callable[..., None], text: s
     author(text)
     with pytest.raises(BadDataset, match=f"spark_jobs/mine.py.*{told}"):
         datasets()
+
+
+@pytest.mark.parametrize("name", ["", "events", "events/"])
+def test_a_name_of_no_dataset_is_refused(name: str) -> None:
+    with pytest.raises(BadDataset, match=f"no dataset '{name}'"):
+        lake.chosen([name], ["mine"])
 
 
 @pytest.mark.parametrize("name", ["my-dataset", "events", "Über", "a.b"])
@@ -547,6 +573,10 @@ def test_verify_compares_the_others_where_one_fails_and_values_of_any_type(
     author(f"{HEAD}def table(log):\n    return log.events(MoneyDeposited)")
     update(bank.world, spark, ["mine", "variants", DEPOSITS])
     assert [one["differs"] for one in verify(bank.world, spark, ["variants"])] == [False]
+    odd = 'log.events(MoneyDeposited).select(F.col("id").alias("my größe"), F.col("cents").alias("a.b`c"))'
+    author(f'{HEAD}PARTITIONED_BY = ("my größe",)\ndef table(log):\n    return {odd}', "odd")
+    update(bank.world, spark, ["odd"])
+    assert [one["differs"] for one in verify(bank.world, spark, ["odd"])] == [False]
     for name in ("mine", "variants"):
         author(f"{HEAD}def table(log):\n    raise ValueError('by mistake')", name)
     with pytest.raises(DatasetFailed, match=r"'mine' could not be made: .*by mistake.*These failed, too: variants"):
