@@ -172,5 +172,8 @@ def failed(name: str, error: Exception) -> SamefoldError:
         known.message = f"{what} {known.message}"
         return known
     raised = _RAISED.findall(text.partition("Traceback")[2]) or [_REST.sub("", in_words(error))]
+    if "TASK_WRITE_FAILED" in text and "Traceback" not in text:  # no Python of the author's ran in that task
+        hint = "May Spark write below SAMEFOLD_LAKE_URL? Are a partition's values short enough to name a folder?"
+        return DatasetFailed(f"Dataset '{name}' was not written: {raised[-1]}", hint)
     where = "" if name.startswith(SILVER) else f" in spark_jobs/{name}.py"
     return DatasetFailed(f"{what} {raised[-1]}", f"Mend the cause{where}, then run `samefold lake update {name}`.")

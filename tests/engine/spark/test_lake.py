@@ -609,6 +609,21 @@ def test_a_full_disk_is_named_and_readers_keep_what_they_had(
         subprocess.run(["umount", "--lazy", place], check=True)  # Spark still has files open
 
 
+@pytest.mark.slow
+def test_what_the_store_refuses_is_not_blamed_on_the_dataset(
+    bank: Bookkeeper, spark: SparkSession, author: Callable[..., None]
+) -> None:
+    bank.life(ACCOUNTS, 1)
+    author(
+        f"{HEAD}PARTITIONED_BY = ('id',)\ndef table(log):\n"
+        "    return log.events(MoneyDeposited).selectExpr('cents', \"repeat('x', 300) as id\")"
+    )
+    with pytest.raises(DatasetFailed, match="'mine' was not written") as refused:
+        update(bank.world, spark, ["mine"])
+    assert refused.value.hint
+    assert "LAKE_URL" in refused.value.hint
+
+
 @pytest.mark.parametrize("url", ["nowhere://lake", "/proc/lake"])
 def test_a_store_that_is_not_there_is_named(world: Settings, url: str) -> None:
     world = world.model_copy(update={"lake_url": url})
