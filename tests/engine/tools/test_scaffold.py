@@ -49,7 +49,6 @@ def test_any_context_gets_files_of_python(tmp_path: Path, context: str) -> None:
         made.view(f"view_{kind}", None, kind)
     made.policy("reminders", None)
     assert "`pytest tests/test_dataset_by_month.py` runs it" in " ".join(made.dataset("by_month", None).next)
-    assert "samefold add dataset" in (tmp_path / "README.md").read_text()
     for text in files(tmp_path).values():
         rows = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)]
         for row in rows:
