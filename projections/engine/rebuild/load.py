@@ -24,7 +24,6 @@ from infra.archive import marks
 from infra.database.connect import Connection, as_login, connect
 from infra.errors import SamefoldError
 from infra.log.rule import START, Reading
-from infra.log.topics import describe
 from infra.processes.engines import Engine, EngineFor, Progress
 from infra.processes.faultpoints import reach
 from infra.processes.workers import Advance
@@ -37,10 +36,11 @@ from projections.engine.rebuild.claims import TERMINATE_MS, build_abandoned, loa
 from projections.engine.rebuild.folded import Folded, StoredRow, added_rows, counted_to, require_arrival
 from projections.engine.rebuild.shares import Share, split
 from projections.engine.store.parking import insert_parked, parked_streams
+from projections.engine.store.positions import read_positions
 from projections.engine.store.writing import fold_and_write, is_refusal
 from projections.engine.views.columns import PARTITION
 from projections.engine.views.tables import to_index
-from projections.engine.views.view import Kind, View
+from projections.engine.views.view import CORE, Kind, View
 
 FROZEN_S = 60.0
 """A loader that copied nothing for so long is ended when another attempt waits for its part."""
@@ -121,9 +121,9 @@ class Filling:
         reached = {part.partition: part.end for part in done}
         for part, one in zip(work, done, strict=True):  # whatever code the tasks ran
             require_arrival(part.topic, part.partition, part.end, one.end)
-        marked = [(part.partition, reading) for part in done for reading in part.marks]
-        topic = describe(self.settings, self.settings.events_topic)
-        marks.write(self.connection, topic.name, topic.id, marked)
+        if at := read_positions(self.connection, CORE, self.settings.events_topic):
+            marked = [(part.partition, reading) for part in done for reading in part.marks]
+            marks.write(self.connection, at.topic, at.topic_id, marked)
         filled.engine = engine.name
         filled.commits = max(filled.commits, sum(part.commits for part in done))
         filled.events = max(filled.events, sum(part.events for part in done))

@@ -57,6 +57,6 @@ def split(sizes: Mapping[int, int], engine: Engine, tasks: int | None) -> dict[i
     """
     shares, records = dict.fromkeys(sizes, 1), sum(sizes.values())
     wanted = tasks or (min(engine.slots, MOST * len(sizes)) if records > FEW_RECORDS else 0)
-    for _ in range(min(wanted, records // LEAST) - len(sizes)):
+    for _ in range(min(wanted, records // LEAST) - sum(map(bool, sizes.values()))):  # an empty partition's does nothing
         shares[max(sizes, key=lambda partition: sizes[partition] / shares[partition])] += 1
     return {partition: [Share(number, of) for number in range(of)] for partition, of in shares.items()}
