@@ -32,8 +32,6 @@ from proofs.model_read.policy_oracle import decided
 from proofs.model_read.views import code
 from proofs.model_read.world import World
 
-shares.LEAST = 1  # so that a log of two records is worth two tasks
-
 Step = Callable[[Any], object]
 """Something to be done in a world."""
 
@@ -89,7 +87,12 @@ def command(name: str, run: Step) -> Step:
 def rebuilding(version: int, *, make_live: bool = True, tasks: int | None = None, **views: bool) -> Step:
     """`samefold rebuild`, with one process."""
     of = partial(code, version, **views)
-    return lambda world: rebuild(world.settings, ["balances"], of(), make_live=make_live, tasks=tasks)
+
+    def act(world: World) -> object:
+        shares.LEAST = 1  # a log of two records is worth two tasks
+        return rebuild(world.settings, ["balances"], of(), make_live=make_live, tasks=tasks)
+
+    return act
 
 
 def switching(version: int) -> Step:

@@ -24,7 +24,7 @@ from infra.log.topics import Topic
 from infra.processes import workers
 from infra.settings import Settings
 from projections.engine.live.startup import ensure_started
-from projections.engine.rebuild import catch_up
+from projections.engine.rebuild import catch_up, shares
 from projections.engine.rebuild import load as local
 from projections.engine.rebuild.rebuild import resume
 from projections.engine.views.core_views import code_set
@@ -119,7 +119,7 @@ class World:
         with ExitStack() as stack:
             for owner, name, ours in self._replaced():
                 stack.enter_context(patch.object(owner, name, self._for_actors(ours, getattr(owner, name))))
-            for module, name in ((catch_up, "AHEAD"), (marks, "EVERY")):  # a scenario may lower them
+            for module, name in ((catch_up, "AHEAD"), (marks, "EVERY"), (shares, "LEAST")):  # a scenario may lower them
                 stack.enter_context(patch.object(module, name, getattr(module, name)))
             logging.disable(logging.ERROR)
             stack.callback(logging.disable, logging.NOTSET)
