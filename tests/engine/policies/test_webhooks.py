@@ -89,8 +89,8 @@ class Receiver:
 
     def got(self, name: str | None = None) -> list[dict[str, Any]]:
         """What it has processed, in order: all requests, or those of an endpoint."""
-        lines = self.journal.read_text().splitlines() if self.journal.exists() else []
-        requests = [json.loads(line) for line in lines]
+        lines = self.journal.read_text().splitlines(keepends=True) if self.journal.exists() else []
+        requests = [json.loads(line) for line in lines if line.endswith("\n")]  # the last may not be written completely
         return [request for request in requests if name in (None, request["name"])]
 
     def answers(self) -> bool:
