@@ -13,5 +13,6 @@ each may import those before it.
 
 from projections.engine.views.columns import Key, Max, Min, Sum
 from projections.engine.views.event_context import At
+from projections.engine.views.indexes import Index
 
-__all__ = ["At", "Key", "Max", "Min", "Sum"]
+__all__ = ["At", "Index", "Key", "Max", "Min", "Sum"]

@@ -14,13 +14,10 @@ from enum import Enum
 from operator import is_, itemgetter
 from typing import Any
 
-from projections.engine.views.column_types import BadRow, Values
+from projections.engine.views.column_types import MOST_KEY_BYTES, BadRow, Values
 from projections.engine.views.columns import Column
 from projections.engine.views.event_context import At
 from projections.engine.views.view import View, tuple_getter
-
-MOST_KEY_BYTES = 2_000
-"""Most bytes that a key's texts, bytes and decimals may take together. An index entry has 2,704 for everything."""
 
 
 class Exact:

@@ -30,6 +30,11 @@ Values = Sequence[Any]
 MOST_LENGTH = 1 << 24
 """Longest text in characters, longest value of bytes."""
 
+PREFIX_CHARS = 100
+"""Of a text, an index has these, and pages are sorted by them."""
+MOST_KEY_BYTES = 2_000
+"""Most bytes that a key's texts, bytes and decimals may take together. An index entry has 2,704 for everything."""
+
 EXACT = Context(prec=3 * MOST_DIGITS, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Inexact, InvalidOperation])
 """For decimals. Python's own context rounds to 28 digits; `numeric` does not."""
 
@@ -65,6 +70,8 @@ class ColumnType:
     """PostgreSQL's name for binary COPY, where it is another."""
     sent_as_text: bool = False
     """Whether arrays of it travel as texts."""
+    index_bytes: int | None = 0
+    """Most bytes that a value takes in an index beyond the 16 that any value may; None where no index may have it."""
     form: str
     """How a value is written, for error messages."""
     text: re.Pattern[str] | None = None
@@ -108,6 +115,10 @@ class ColumnType:
 
     def shown(self, value: sql.Composed) -> sql.Composed:
         """SQL for the value in a row's JSON, without loss."""
+        return value
+
+    def ordered(self, value: sql.Composed) -> sql.Composed:
+        """SQL for what indexes hold of the value, and pages are sorted by."""
         return value
 
 
@@ -173,6 +184,7 @@ class _SumOfInts(_Numeric, _Int):
 
 class _Decimal(_Numeric):
     python = Decimal
+    index_bytes = MOST_DIGITS + 16  # two bytes hold four digits, of which there are as many behind the point
     form = "a decimal number: 12.50"
     text, read = re.compile(r"-?[0-9]{1,1000}(\.[0-9]{1,1000})?"), Decimal
     schema: Mapping[str, Any] = {"type": "string", "pattern": r"^-?[0-9]+(\.[0-9]+)?$"}
@@ -217,6 +229,7 @@ class _KeyDecimal(_Decimal):
 class _Str(ColumnType):
     python: type = str
     sql_name = "text"
+    index_bytes: int | None = 4 * PREFIX_CHARS + 4
     form = "a text without U+0000, or one of the column's own words"
     schema: Mapping[str, Any] = {"type": "string", "pattern": r"^[^\x00]*$"}
     pack = staticmethod(binary_arrays.texts)
@@ -245,11 +258,16 @@ class _Str(ColumnType):
             raise ValueError
         return text
 
+    def ordered(self, value: sql.Composed) -> sql.Composed:
+        """In the order of code points, which is the same on every system."""
+        return sql.SQL('left({}, {}) collate "C"').format(value, sql.Literal(PREFIX_CHARS))
+
 
 class _KeyStr(_Str):
     """Sorted by bytes, as Python sorts, so that all batches lock rows in one order on every system."""
 
     collation = "C"
+    ordered = ColumnType.ordered
 
 
 class _EnumOf(_Str):
@@ -264,12 +282,16 @@ class _EnumOf(_Str):
         self.collation = (_KeyStr if is_key else _Str).collation
         self.schema = {"type": "string", "enum": words}
         self._longest = max(len(word.encode()) for word in words)
+        self.index_bytes = self._longest
 
     def size(self, value: Any) -> int:  # noqa: ARG002
         return self._longest
 
     def longest(self, values: Values) -> int:  # noqa: ARG002
         return self._longest
+
+    def ordered(self, value: sql.Composed) -> sql.Composed:
+        return sql.SQL('{} collate "C"').format(value)
 
     def pack(self, values: Values) -> BinaryArray:
         return binary_arrays.texts([None if value is None else value.value for value in values])
@@ -337,7 +359,7 @@ class _Uuid(ColumnType):
 
 
 class _Bytes(ColumnType):
-    python, sql_name = bytes, "bytea"
+    python, sql_name, index_bytes = bytes, "bytea", None
     form = "base64 of the bytes"
     schema: Mapping[str, Any] = {"type": "string", "contentEncoding": "base64"}
 
@@ -371,7 +393,7 @@ class _Bytes(ColumnType):
 class _Json(ColumnType):
     """A state as JSON text, for snapshot views only. Binary COPY sends it as bytes."""
 
-    python, sql_name, copied_as = bytes, "json", "bytea"
+    python, sql_name, copied_as, index_bytes = bytes, "json", "bytea", None
     form = "JSON"
     schema: Mapping[str, Any] = {}
 

@@ -17,6 +17,7 @@ from sqlalchemy.types import TypeEngine
 
 from projections.engine.views.column_types import ColumnType
 from projections.engine.views.columns import PARTITION
+from projections.engine.views.indexes import Part, index_name
 from projections.engine.views.view import Kind, View
 
 _TYPES: dict[str, TypeEngine[Any]] = {
@@ -34,12 +35,12 @@ _TYPES: dict[str, TypeEngine[Any]] = {
 
 def table_of(view: View, table_name: str | None = None, metadata: sa.MetaData | None = None) -> sa.Table:
     """The table of a view, under the name of its version or of one of its builds."""
-    options: dict[str, Any] = {}
+    name, options = table_name or view.table_name, dict[str, Any]()
     if view.kind in (Kind.ENTITY, Kind.SNAPSHOT):
         # leaves room for a row's new version on the same page: such updates need no new index entry
         options["postgresql_with"] = {"fillfactor": "70"}
     return sa.Table(
-        table_name or view.table_name,
+        name,
         metadata if metadata is not None else sa.MetaData(),
         *(
             sa.Column(
@@ -54,6 +55,7 @@ def table_of(view: View, table_name: str | None = None, metadata: sa.MetaData | 
             for column in view.columns
         ),
         sa.Column(PARTITION, sa.SmallInteger, primary_key=view.kind is Kind.SUMMARY, nullable=False),
+        *(sa.Index(index_name(name, order), *map(_indexed, order)) for order in view.indexes),
         comment=view.comment,
         **options,
     )
@@ -69,6 +71,11 @@ def to_index(view: View, table_name: str) -> list[sql.SQL]:
     """The statements that add its keys and indexes."""
     table = table_of(view, table_name)
     return _compiled(AddConstraint(table.primary_key, isolate_from_table=False), *map(CreateIndex, table.indexes))
+
+
+def _indexed(part: Part) -> sa.TextClause:
+    value = part.column.type.ordered(sql.SQL("{}").format(sql.Identifier(part.column.name))).as_string()
+    return sa.text(f"{value} desc" if part.descending else value)
 
 
 def _declared(kind: ColumnType) -> TypeEngine[Any]:

@@ -26,6 +26,7 @@ from infra.errors import SamefoldError
 from projections.engine.views.column_types import Scalar
 from projections.engine.views.columns import BadView, Column, Role, columns_of, hints_of
 from projections.engine.views.event_context import At
+from projections.engine.views.indexes import Order, orders_of
 
 NOT_VIEWS: set[str] = set()
 """Modules of `projections/` that `discover` leaves out: none, except in measurements of other releases."""
@@ -75,6 +76,8 @@ class View:
     key_function: Callable[[Any, At], tuple[Any, ...]] | None = None
     on_poison: Literal["stop", "stop-agent", "park"] = "stop"
     agent: str = CORE
+    indexes: tuple[Order, ...] = ()
+    """Each with the key behind its own columns."""
     question: str = ""
     """The module's docstring."""
     write: Callable[[Sequence[Any]], list[Any]] | None = None
@@ -201,6 +204,7 @@ def view_of(module: ModuleType, known: Collection[Context] | None = None) -> Vie
         key_function=key_function,
         on_poison=on_poison,
         agent=agent,
+        indexes=orders_of(getattr(module, "INDEXES", ()), name, columns, is_summary=kind is Kind.SUMMARY),
         question=(module.__doc__ or "").strip(),
     )
 

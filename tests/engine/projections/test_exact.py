@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 from domain.engine.value_limits import MOST_DIGITS
 from infra.database.connect import ValueRefused, connect, named_errors
 from infra.settings import Settings
-from projections.engine.fold.exact import MOST_KEY_BYTES, Exact
+from projections.engine.fold.exact import Exact
 from projections.engine.fold.plan import Sums
 from projections.engine.store.commit import BatchResult, CommitStatus
 from projections.engine.store.rows import StoredValueUnknown
-from projections.engine.views.column_types import BadRow
+from projections.engine.views.column_types import MOST_KEY_BYTES, BadRow
 from proofs.one_fold.expect import canonical
 from proofs.one_fold.generate import Column
 from proofs.one_fold.made import tell
