@@ -87,13 +87,18 @@ def path_of(*segments: str) -> str:
     return "".join(f"/{quote(one, safe=_PLAIN)}" for one in segments)
 
 
-def refuse_unknown(request: Request, known: Collection[str] = ()) -> None:
-    """Refuse a parameter of the query that is unknown: a misspelled filter must not be ignored. Raises Problem 422."""
+def refuse_unknown(request: Request, known: Collection[str] = (), operators: Collection[str] = ()) -> None:
+    """Refuse a parameter of the query that is unknown: a misspelled filter must not be ignored. Raises Problem 422.
+
+    `operators` are known, too: columns with an operator behind a dot.
+    """
     errors = []
     names = [name for name, _ in request.query_params.multi_items()] if request.scope["query_string"] else []
     for name in dict.fromkeys(names):
-        if name not in known:
-            errors.append((f"query.{name}", f"No such parameter. There are: {', '.join(sorted(known)) or 'none'}."))
+        if name not in known and name not in operators:
+            column, dot, _ = name.partition(".")
+            there = [one for one in operators if dot and one.startswith(f"{column}.")] or known
+            errors.append((f"query.{name}", f"No such parameter. There are: {', '.join(sorted(there)) or 'none'}."))
         elif name != "after" and names.count(name) > 1:
             errors.append((f"query.{name}", "It may come once."))
     if errors:

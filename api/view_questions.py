@@ -1,9 +1,12 @@
-"""Parses a request for a view: its key, or filters and a page, and how new the answer must be."""
+"""Parses a request for a view: its key, or filters, order and a page, and how new the answer must be."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+import csv
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,15 +17,21 @@ from api.requests import refuse_unknown, segment
 from api.view_reader import Values
 from projections.engine.views.column_types import Scalar
 from projections.engine.views.columns import BadValue, Column, value_of
+from projections.engine.views.indexes import Order, Part
+from projections.engine.views.pages import Filter, Op, Page, operators_of, order_of
 from projections.engine.views.token import BadToken, OtherLog, Token
 from projections.engine.views.view import View, fingerprint
 
 MOST_ROWS = 1_000
 FEW_ROWS = 100
-PAGING = ("limit", "cursor", "after")
-"""Names of parameters; a column of the same name can't be filtered by."""
+MOST_VALUES = 100
+"""In one filter."""
+PAGING = ("limit", "cursor", "after", "sort", "count", "fields")
+"""Names of parameters; a column of the same name can be filtered by with an operator only."""
 IF_STOPPED, LAST_ROWS = "if-stopped", "last-rows"
 """A parameter, whose name no column can have, and its only value."""
+IF_UNINDEXED, SEARCH = "if-unindexed", "search"
+"""Another one."""
 
 
 BAD_CURSOR = kind(422, "bad-cursor", "The cursor is invalid, or of another query.")
@@ -32,25 +41,25 @@ callers_fault(BadValue, 422, "A text is no value of a view's column.")
 
 
 class Question(NamedTuple):
-    """The page that a request asks for."""
+    """The page that a request asks for: with one row more than it wants, to see whether there is a next page."""
 
-    filters: dict[str, Any]
-    after_key: Values | None
-    limit: int
-    bound: list[str]
-    """View and filters, which its cursors are bound to."""
+    page: Page
+    may_search: bool
+    """Also where no index serves it."""
+    bound: Mapping[str, str]
+    """What its cursors are bound to."""
     rest: list[tuple[str, str]]
     """The parameters that the next page has too."""
 
-    def cursor_after(self, values: Sequence[str]) -> str:
-        """The cursor of the page after the key with these texts."""
-        place = msgspec.json.encode(_Place(_name(self.bound), list(values)))
-        return base64.urlsafe_b64encode(place).rstrip(b"=").decode()
+    def cursor_behind(self, place: Sequence[str | None]) -> str:
+        """The cursor of the page behind the row with these values of the order's columns."""
+        made = msgspec.json.encode(_Place(list(self.bound.values()), list(place)))
+        return base64.urlsafe_b64encode(made).rstrip(b"=").decode()
 
 
 class _Place(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    question: str
-    values: list[str]
+    bound: list[str]
+    values: list[str | None]
 
 
 def key_of(view: View, request: Request) -> Values:
@@ -66,47 +75,140 @@ def key_of(view: View, request: Request) -> Values:
     return tuple(values)
 
 
-def question_of(view: View, request: Request) -> Question:
-    """The page that is asked for. Raises Problem 422, BadValue."""
-    columns = {column.name: column for column in view.columns if column.name not in PAGING}
-    refuse_unknown(request, {*columns, *PAGING, IF_STOPPED})
+@cache
+def filters_of(view: View) -> Mapping[str, tuple[Column, Op]]:
+    """The parameters that filter: a column's name, and the name with an operator behind a dot."""
+    return {
+        f"{column.name}.{op}" if op else column.name: (column, op)
+        for column in view.columns
+        for op in operators_of(column)
+        if op or column.name not in PAGING
+    }
+
+
+def question_of(view: View, request: Request, caller: str) -> Question:
+    """The page that is asked for. Raises Problem 422."""
+    filters = filters_of(view)
+    plain, operators = ({name for name in filters if ("." in name) is dotted} for dotted in (False, True))
+    refuse_unknown(request, {*plain, *PAGING, IF_STOPPED, IF_UNINDEXED}, operators)
     given = dict(request.query_params)
-    filters, errors = {}, []
+    errors: list[tuple[str, str]] = []
+    found: dict[str, Any] = {}
+    parsers: dict[str, Callable[[str], Any]] = {
+        "limit": _limit,
+        "count": partial(_one_of, ("true", "false")),
+        IF_UNINDEXED: partial(_one_of, (SEARCH,)),
+        "sort": partial(_sort, view),
+        "fields": partial(_fields, view),
+    }
     for name, text in given.items():
-        if (column := columns.get(name)) is None:
-            continue
         try:
-            filters[name] = None if text == "" and is_nullable(column) else value_of(column, text)
-        except BadValue as error:
+            if name in filters:
+                found[name] = _filter(*filters[name], text)
+            elif name in parsers:
+                found[name] = parsers[name](text)
+        except (BadValue, ValueError, csv.Error) as error:
             errors.append((f"query.{name}", str(error)))
-    text = given.get("limit", str(FEW_ROWS))
-    if not (text.isascii() and text.isdecimal() and len(text) < 9 and 0 < int(text) <= MOST_ROWS):
-        errors.append(("query.limit", f"It is a number from 1 to {MOST_ROWS}."))
     if errors:
         raise invalid(errors)
-    asked = sorted((name, text) for name, text in given.items() if name in columns)
-    bound = [view.name, view.shape, *(part for pair in asked for part in pair)]
-    after_key = _after(view, given["cursor"], bound) if "cursor" in given else None
-    rest = [(name, text) for name, text in given.items() if name in columns or name in ("limit", IF_STOPPED)]
-    return Question(filters, after_key, int(text), bound, rest)
+    order = order_of(view, found.get("sort", ()))
+    asked = [part for name in sorted(found.keys() & filters) for part in (name, given[name])]
+    bound = {
+        "view or release": _name([view.name, view.shape]),
+        "filters": _name(asked),
+        "sort": _name(map(str, order)),
+        "caller": _name([caller]),
+    }
+    page = Page(
+        filters=tuple(found[name] for name in filters if name in found),
+        order=order,
+        most=found.get("limit", FEW_ROWS) + 1,
+        after=_after(order, given["cursor"], bound) if "cursor" in given else None,
+        shown=found.get("fields"),
+        is_counted=found.get("count") == "true",
+    )
+    rest = [(name, text) for name, text in given.items() if name not in ("cursor", "after")]
+    return Question(page, IF_UNINDEXED in found, bound, rest)
 
 
-def _after(view: View, cursor: str, bound: Sequence[str]) -> Values:
-    """The key that a cursor was made with. Raises Problem 422, BadValue."""
+# Each of these parses a parameter. They raise ValueError, whose message does not quote the text, or BadValue.
+
+
+def _limit(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 9 and 0 < int(text) <= MOST_ROWS):
+        raise ValueError(f"It is a number from 1 to {MOST_ROWS}.")
+    return int(text)
+
+
+def _one_of(words: Sequence[str], text: str) -> str:
+    if text not in words:
+        raise ValueError(f"It is {' or '.join(words)}.")
+    return text
+
+
+def _sort(view: View, text: str) -> Order:
+    columns = {column.name: column for column in view.columns if column.type.index_bytes is not None}
+    parts = [Part(columns[name], minus == "-") for minus, name in _names(columns, text, r"(-?)(.*)")]
+    return tuple(parts)
+
+
+def _fields(view: View, text: str) -> tuple[Column, ...]:
+    columns = {column.name: column for column in view.columns}
+    return tuple(columns[name] for _, name in _names(columns, text, r"()(.*)"))
+
+
+def _names(columns: Collection[str], text: str, form: str) -> list[tuple[str, str]]:
+    found = [(match[1], match[2]) for one in text.split(",") if (match := re.fullmatch(form, one, re.DOTALL))]
+    names = [name for _, name in found]
+    if not {*names} <= {*columns}:
+        raise ValueError(f"It names columns, with commas between them: {', '.join(columns)}.")
+    if len({*names}) < len(names):
+        raise ValueError("It names a column twice.")
+    return found
+
+
+def _filter(column: Column, op: Op, text: str) -> Filter:
+    match op:
+        case Op.NULL:
+            return Filter(column, Op.EQUAL if _one_of(("true", "false"), text) == "true" else Op.NOT, None)
+        case Op.IN:
+            # as in a line of CSV: a value with a comma or a quote is quoted
+            values = [one for line in csv.reader([text], strict=True) for one in line]
+            if not 0 < len(values) <= MOST_VALUES:
+                raise ValueError(f"It is 1 to {MOST_VALUES} values, with commas between them.")
+            return Filter(column, op, [value_of(column, one) for one in values])
+        case Op.EQUAL | Op.NOT if text == "" and is_nullable(column):
+            return Filter(column, op, None)
+        case _:
+            return Filter(column, op, value_of(column, text))
+
+
+def _after(order: Order, cursor: str, bound: Mapping[str, str]) -> Values:
+    """The values that a cursor was made with. Raises Problem 422."""
     try:
         place = msgspec.json.decode(
             base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True), type=_Place
         )
-    except (ValueError, msgspec.DecodeError):
-        place = None
-    if place is None or place.question != _name(bound) or len(place.values) != len(view.key):
-        hint = "Use an answer's `next` unchanged, or start without a cursor."
-        raise BAD_CURSOR("The cursor is of another query.", hint=hint)
-    return tuple(value_of(column, text) for column, text in zip(view.key, place.values, strict=True))
+        others = [what for (what, name), own in zip(bound.items(), place.bound, strict=True) if own != name]
+        if not others:
+            parts = zip(order, place.values, strict=True)
+            return tuple(_place_value(part.column, text) for part, text in parts)
+        detail = f"The cursor is of another query: of another {' and another '.join(others)}."
+    except (ValueError, msgspec.DecodeError, BadValue):
+        detail = "The cursor is none that an answer gave."
+    raise BAD_CURSOR(detail, hint="Use an answer's `next` unchanged, or start without a cursor.")
 
 
-def _name(question: Sequence[str]) -> str:
-    return fingerprint(msgspec.json.encode(list(question)).decode())
+def _place_value(column: Column, text: str | None) -> Any:
+    if text is not None:
+        return value_of(column, text)
+    if not column.optional:
+        raise ValueError
+    return None
+
+
+def _name(parts: Iterable[str]) -> str:
+    return fingerprint(msgspec.json.encode(list(parts)).decode())[:8]
 
 
 def is_nullable(column: Column) -> bool:

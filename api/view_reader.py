@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from copy import copy
 from functools import partial
@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 from fastapi import Request
-from psycopg import errors
+from psycopg import errors, sql
 
 from api.problems import STOPPING, kind
 from api.requests import watched
@@ -29,6 +29,7 @@ from infra.settings import Settings
 from projections.engine.live.lag import VIEWS
 from projections.engine.live.startup import HOW_IT_GOES_LIVE
 from projections.engine.views import queries
+from projections.engine.views.pages import Page, page_query
 from projections.engine.views.queries import Found, Query, Shape
 from projections.engine.views.sql_views import STOPPED
 from projections.engine.views.token import Token
@@ -37,6 +38,8 @@ from projections.engine.views.view import View
 READ_AGAIN_S = 1.0
 """A waiting request reads again after so long without a notification: one may be lost."""
 
+ESTIMATE_S = 60.0
+"""How long an estimate of a table's rows is believed."""
 GATHER_S = 0.02
 """A read waits no longer for a query that was sent before; on an idle machine one takes a millisecond."""
 MOST_GATHERED = 100
@@ -76,12 +79,15 @@ class ViewReader:
         self._settings = settings
         self._keys = keys
         """None where no context has personal fields."""
+        self.small_view = settings.api_small_view
         self._topic = settings.events_topic
         self._pool = pool
         self._places = places
         """In the pool."""
         self._positions = positions
         self._tables: dict[str, str] = {}
+        self._estimates: dict[str, tuple[float, int]] = {}
+        """By view, how many rows the planner expects, and until when that is believed, in the loop's time."""
         self._takes_last_rows = False
         self._gathering: WeakValueDictionary[tuple[str, Shape, bool], Gathering] = WeakValueDictionary()
         """By view, shape of `only` and whether last rows are taken, as long as some are read."""
@@ -108,11 +114,24 @@ class ViewReader:
         streams = [stream for key in keys if (stream := stream_of(view, key)) is not None]
         return await self._ask(view, lambda table: queries.by_keys(view, table, self._topic, keys, streams, only))
 
-    async def page(
-        self, view: View, filters: Mapping[str, Any], after: Values | None, most: int, only: Rows | None = None
-    ) -> Found:
-        """The first `most` rows by key, after a key, with these values. Raises ViewNotLive, DatabaseUnavailable, BadAccess."""
-        return await self._ask(view, lambda table: queries.page(view, table, self._topic, filters, after, most, only))
+    async def page(self, view: View, page: Page, only: Rows | None = None) -> Found:
+        """The page, of those rows only. Raises ViewNotLive, DatabaseUnavailable, BadAccess."""
+        return await self._ask(view, lambda table: page_query(view, table, self._topic, page, only))
+
+    async def is_small(self, view: View) -> bool:
+        """Whether a search of the whole table is nothing. Raises ViewNotLive, ViewStopped, DatabaseUnavailable."""
+        now = asyncio.get_running_loop().time()
+        until, rows = self._estimates.get(view.name, (now, 0))
+        if until <= now:
+            # the table may be dropped meanwhile: a page that follows tells that
+            with named_errors(self._settings), suppress(errors.UndefinedTable):
+                table = self._tables.get(view.name) or await self._live_table(view)
+                async with self._connection() as connection:
+                    cursor = await connection.execute(_ESTIMATE.format(sql.Identifier(table)))
+                    [[[explained]]] = await cursor.fetchall()
+                rows = explained["Plan"]["Plan Rows"]
+            self._estimates[view.name] = now + ESTIMATE_S, rows
+        return rows <= self.small_view
 
     async def shown(self, found: Found) -> list[msgspec.Raw]:
         """Its rows as clients may see them: personal values, or what is shown for a forgotten one. Raises DatabaseUnavailable, …"""
@@ -275,6 +294,7 @@ class Gathering:
                 read.found.set_result(found if len(reads) == 1 else found.of(number, stream_of(self._view, read.key)))
 
 
+_ESTIMATE = sql.SQL("explain (format json) select from {}")
 _LIVE_TABLE = f"""
 select version, table_name, null, null from live where view = %s
 union all select version, table_name, code, stopped_at from {STOPPED} s where view = %s

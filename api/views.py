@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, NotRequired
 from urllib.parse import urlencode
@@ -24,16 +23,16 @@ from api.openapi import JSON, Json, Parked, Position, parameter, responses
 from api.permissions import DENIED, readable, rows_for
 from api.problems import INVALID, STOPPING, invalid, kind, kind_of, problem_of
 from api.requests import BAD_SEGMENT, path_of, preferences, refuse_unknown, single
-from api.services import TOO_MANY_SEARCHES, TOO_MANY_SUBSCRIBERS, Services, services_of
+from api.services import LONGEST_QUERY_MS, TOO_MANY_SEARCHES, TOO_MANY_SUBSCRIBERS, Services, services_of
+from api.view_parameters import parameters_of
 from api.view_questions import (
+    BAD_CURSOR,
     BAD_TOKEN,
-    FEW_ROWS,
     IF_STOPPED,
+    IF_UNINDEXED,
     LAST_ROWS,
-    MOST_ROWS,
     OTHER_LOG,
-    PAGING,
-    is_nullable,
+    SEARCH,
     key_of,
     question_of,
     seen_by,
@@ -50,9 +49,11 @@ from api.view_reader import (
     row_tag,
     stream_of,
 )
-from infra.access import BadAccess
+from infra.access import BadAccess, Rows
 from infra.database.connect import DatabaseUnavailable
-from projections.engine.views.columns import Column, schema_of
+from projections.engine.views.columns import schema_of
+from projections.engine.views.indexes import quoted
+from projections.engine.views.pages import MOST_COUNTED, Page, missing_index, order_of
 from projections.engine.views.queries import Found
 from projections.engine.views.view import Kind, View
 
@@ -63,6 +64,9 @@ server, gives its place back."""
 _ETAG = re.compile(r'(?:W/)?"([!#-~\x80-\xff]*)"')
 
 NO_ROW = kind(404, "no-row", "The view has no row with this key.")
+FIELDS = "application/vnd.samefold.fields+json"
+"""A page whose rows have only the `fields` that were asked for: so its schema says that any may be missing."""
+NO_INDEX = kind(422, "no-index", "No index serves this question.")
 PARKED = kind(409, "parked", "This row is not kept up to date.")
 
 
@@ -88,26 +92,38 @@ def _add(router: APIRouter, view: View) -> None:
     title = "".join(part.capitalize() for part in view.name.split("_"))
     # a segment is never empty; numbers ignore minLength
     key = [parameter("path", one.name, "", {"minLength": 1} | schema_of(one)) for one in view.key]
-    filters = [_filter(one) for one in view.columns if one.name not in PAGING]
     columns = {one.name: Annotated[Any, WithJsonSchema(schema_of(one))] for one in view.columns}
     row = TypedDict(f"{title}Row", columns)  # type: ignore[misc]
     parked = {} if view.tells_stream else {"parked": Parked}
     answer = TypedDict(f"{title}Answer", {"row": row, "position": Position, **parked})  # type: ignore[misc]
     next_ = Annotated[str | None, Field(description="The path of the next page, null on the last.")]
-    members = {"items": list[row], "next": next_, "position": Position, "parked": Parked}
-    page = TypedDict(f"{title}Page", members)  # type: ignore[misc]
+    counted = {"count": Count, "count_is_exact": bool}
+    others = {"next": next_, "position": Position, "parked": Parked} | {
+        name: NotRequired[kind] for name, kind in counted.items()
+    }
+    page = TypedDict(f"{title}Page", {"items": list[row], **others})  # type: ignore[misc]
+    part = {
+        "type": "object",
+        "properties": {one.name: schema_of(one) for one in view.columns},
+        "additionalProperties": False,
+    }
+    items = Annotated[Any, WithJsonSchema({"type": "array", "items": part})]
+    of_parts = TypedDict(f"{title}FieldsPage", {"items": items, **others})  # type: ignore[misc]
+    schema = TypeAdapter(of_parts).json_schema()
     question = view.question or f"The rows of {view.name}."
     to_row = f"/views/{view.name}/" + "/".join(f"{{{column.name}}}" for column in view.key)
     router.add_api_route(
         f"/views/{view.name}",
         partial(_page, view),
-        openapi_extra={"parameters": [*filters, *_PAGE, *_FRESHNESS]},
+        openapi_extra={"parameters": [*parameters_of(view), *_FRESHNESS]},
         operation_id=f"views_{view.name}",
-        summary=f"Rows of {view.name}, by key",
+        summary=f"Rows of {view.name}",
         description=question,
         response_model=page,
-        response_description="Rows in the order of their keys.",
-        responses=responses(_READ, *_UNREAD, TOO_MANY_SEARCHES),
+        response_description="Rows in the order of `sort`, then of their keys.",
+        responses=responses(
+            _READ | {200: _READ[200] | {"content": {FIELDS: {"schema": schema}}}}, *_UNREAD, *_UNLISTED
+        ),
     )
     router.add_api_route(
         to_row,
@@ -145,14 +161,16 @@ def require_promises(services: Services) -> None:
             raise problem_of(error)
 
 
-def answered(request: Request, tag: str, at: Mapping[str, str], body: bytes, headers: Mapping[str, str]) -> Response:
+def answered(
+    request: Request, tag: str, at: Mapping[str, str], body: bytes, headers: Mapping[str, str], media_type: str = JSON
+) -> Response:
     """200, or 304 where the client has it. `at` are the headers of `_as_of`."""
     seen = {"ETag": f'W/"{tag}"', **at, **headers}
     given = ",".join(request.headers.getlist("If-None-Match"))
     # by the weak comparison that RFC 9110 asks for there (section 13.1.2)
     if given.strip() == "*" or tag in _ETAG.findall(given):
         return Response(status_code=304, headers=seen)
-    return Response(body, 200, seen, JSON)
+    return Response(body, 200, seen, media_type)
 
 
 async def _list(views: Mapping[str, View], request: Request) -> Response:
@@ -171,6 +189,7 @@ async def _list(views: Mapping[str, View], request: Request) -> Response:
             stopped=left_out.get(view.name, (0, None))[1],
             key=[column.name for column in view.key],
             columns={column.name: schema_of(column) for column in view.columns},
+            orders=[",".join(map(str, order)) for order in (order_of(view), *view.indexes)],
             href=path_of("views", view.name),
         )
         for view, is_all in readable(request, views)
@@ -199,26 +218,45 @@ async def _row(view: View, request: Request) -> Response:
 
 
 async def _page(view: View, request: Request) -> Response:
-    only, asked = rows_for(request, view), question_of(view, request)
-    most, services, views = asked.limit + 1, services_of(request), _reader(request)
-    caller = caller_of(request)
-    # columns that rows are found by: those of the filters, with each set of those that the caller may read by
-    found_by_columns = [{*asked.filters, *allowed} for allowed in (only.shape if only else ((),))]
-    is_searched = any(is_search(view, one) for one in found_by_columns)
-    async with services.searching(caller.subject if caller else None) if is_searched else nullcontext():
-        found = await found_by(view, request, lambda: views.page(view, asked.filters, asked.after_key, most, only))
-    rows = (await views.shown(found))[: asked.limit]
-    next_page = None
-    if len(found.rows) > asked.limit:
-        # of the row as it is stored: so the table is ordered, and addresses end up in logs
-        cursor = asked.cursor_after(_texts(view, found.rows[asked.limit - 1].json))
+    only, caller, services, views = rows_for(request, view), caller_of(request), services_of(request), _reader(request)
+    subject = caller.subject if caller else None
+    asked = question_of(view, request, subject or "")
+    page, most = asked.page, asked.page.most - 1
+    missing = missing_index(view, page, only)
+    require_promises(services)
+    is_search = missing is not None and not await views.is_small(view)
+    if is_search and not asked.may_search:
+        raise NO_INDEX(_unserved(view, page, only), hint=_remedy(view, missing or ()), view=view.name)
+    async with services.searching(subject) if is_search else nullcontext():
+        found = await found_by(view, request, lambda: views.page(view, page, only))
+    rows, next_page = (await views.shown(found))[:most], None
+    if len(found.rows) > most:
+        # the values as they are stored: so the table is ordered, and addresses end up in logs
+        cursor = asked.cursor_behind(found.rows[most - 1].place or ())
         next_page = f"{path_of('views', view.name)}?{urlencode([*asked.rest, ('cursor', cursor)])}"
     at = _as_of(found)
-    position = at["Samefold-Position"]
-    body = msgspec.json.encode({"items": rows, "next": next_page, "position": position, "parked": found.parked})
-    tag = content_tag(*rows, (next_page or "").encode(), b"%a" % found.parked)
+    counted: dict[str, Any] = {}
+    if found.counted is not None:
+        counted = {"count": min(found.counted, MOST_COUNTED), "count_is_exact": found.counted <= MOST_COUNTED}
+    members = {"items": rows, "next": next_page, "position": at["Samefold-Position"], "parked": found.parked} | counted
+    tag = content_tag(*rows, (next_page or "").encode(), b"%a" % found.parked, msgspec.json.encode(counted))
     link = {"Link": f'<{next_page}>; rel="next"'} if next_page else {}
-    return answered(request, tag, at, body, link | _applied(request))
+    media_type = JSON if page.shown is None else FIELDS
+    return answered(request, tag, at, msgspec.json.encode(members), link | _applied(request), media_type)
+
+
+def _unserved(view: View, page: Page, only: Rows | None) -> str:
+    names = [one.column.name for one in page.filters] + [name for one in (only.shape if only else ()) for name in one]
+    found = f" finds rows by {', '.join(dict.fromkeys(names))}" if names else " sorts them"
+    return f"View '{view.name}' is large, and no index of it{found} in the order {','.join(map(str, page.order))}."
+
+
+def _remedy(view: View, missing: Sequence[str]) -> str:
+    index = (
+        f"Add `Index({', '.join(map(quoted, missing))})` to INDEXES in projections/{view.name}.py (docs/new-view.md)"
+    )
+    search = f"ask for a search within {LONGEST_QUERY_MS / 1000:g} s: `{IF_UNINDEXED}={SEARCH}`."
+    return f"{index}, or {search}" if missing else f"No index can serve it: {search}"
 
 
 async def _live(view: View, request: Request) -> Response:
@@ -274,20 +312,8 @@ def _as_of(found: Found) -> dict[str, str]:
     return {"Samefold-Position": str(found.position), **stopped}
 
 
-def is_search(view: View, filtered: Collection[str]) -> bool:
-    """Whether a page is filtered, and not by the key's first column, so that no index helps."""
-    return bool(filtered) and view.key[0].name not in filtered
-
-
 def _applied(request: Request) -> dict[str, str]:
     return preferences(request).applied if "after" in request.query_params else {}
-
-
-def _texts(view: View, row: msgspec.Raw) -> list[str]:
-    """The key of a row as texts."""
-    values = msgspec.json.decode(row)
-    found = (values[column.name] for column in view.key)
-    return [str(value).lower() if isinstance(value, bool) else str(value) for value in found]
 
 
 # ── the OpenAPI document ──
@@ -305,20 +331,21 @@ class ViewDescription(TypedDict):
     stopped: Annotated[str | None, Field(description="Where the view has stopped at an event, the reason's code.")]
     key: list[str]
     columns: Annotated[dict[str, Any], Field(description="The JSON schema of each column.")]
+    orders: Annotated[
+        list[str], Field(description="What a large table can be sorted by, and filtered from the left: for `sort`.")
+    ]
     href: str
+
+
+Count = Annotated[
+    int, Field(ge=0, le=MOST_COUNTED, description="Rows with these filters, where `count=true` asks for it")
+]
 
 
 class ViewList(TypedDict):
     """All views, by name."""
 
     views: list[ViewDescription]
-
-
-def _filter(column: Column) -> Json:
-    about, schema = "Only rows with this value", schema_of(replace(column, optional=False))
-    if is_nullable(column):
-        about, schema = f"{about}; empty: those without one", {"anyOf": [schema, {"const": ""}]}
-    return parameter("query", column.name, f"{about}.", schema)
 
 
 def _events(row: Any, parked: Json) -> Json:
@@ -335,11 +362,6 @@ def _events(row: Any, parked: Json) -> Json:
     return {"schema": text, "itemSchema": event}
 
 
-_LIMIT = {"type": "integer", "minimum": 1, "maximum": MOST_ROWS, "default": FEW_ROWS}
-_PAGE = (
-    parameter("query", "limit", "How many rows.", _LIMIT),
-    parameter("query", "cursor", "Where the page before ended; it is part of `next`.", {"type": "string"}),
-)
 _IF_STOPPED = parameter(
     "query",
     IF_STOPPED,
@@ -360,6 +382,7 @@ _READ: openapi.Responses = {
     200: {"headers": _SEEN},
     304: {"description": "It is as it was.", "headers": _SEEN},
 }
+_UNLISTED = (BAD_CURSOR, NO_INDEX, TOO_MANY_SEARCHES)
 _UNREADABLE = (kind_of(DatabaseUnavailable), kind_of(ViewNotLive), kind_of(ViewStopped), STOPPING, *DENIED)
 _UNREAD = (
     *(BAD_TOKEN, OTHER_LOG, INVALID, BAD_SEGMENT, TOO_MANY_READERS),

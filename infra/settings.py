@@ -212,6 +212,11 @@ class Settings(BaseSettings):
     api_max_waiting: int = Field(
         2_000, ge=1, description="Most requests that wait at once; others wait api_wait_s for a place, then get 429"
     )
+    api_small_view: int = Field(
+        10_000,
+        ge=0,
+        description="Up to so many rows, by the planner's estimate, a view is searched also where no index serves a question",
+    )
     api_cors_origins: Annotated[str, StringConstraints(pattern=rf"^{_ORIGIN}(,{_ORIGIN})*$")] | None = Field(
         None, description="Pages whose scripts may read the answers: their origins, several with commas"
     )

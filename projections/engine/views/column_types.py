@@ -72,6 +72,8 @@ class ColumnType:
     """Whether arrays of it travel as texts."""
     index_bytes: int | None = 0
     """Most bytes that a value takes in an index beyond the 16 that any value may; None where no index may have it."""
+    is_cut = False
+    """Whether an index has only the beginning of the value."""
     form: str
     """How a value is written, for error messages."""
     text: re.Pattern[str] | None = None
@@ -230,6 +232,7 @@ class _Str(ColumnType):
     python: type = str
     sql_name = "text"
     index_bytes: int | None = 4 * PREFIX_CHARS + 4
+    is_cut = True
     form = "a text without U+0000, or one of the column's own words"
     schema: Mapping[str, Any] = {"type": "string", "pattern": r"^[^\x00]*$"}
     pack = staticmethod(binary_arrays.texts)
@@ -267,13 +270,14 @@ class _KeyStr(_Str):
     """Sorted by bytes, as Python sorts, so that all batches lock rows in one order on every system."""
 
     collation = "C"
-    ordered = ColumnType.ordered
+    is_cut, ordered = False, ColumnType.ordered
 
 
 class _EnumOf(_Str):
     """An enum of texts, stored as the members' values."""
 
     exact, are_exact = ColumnType.exact, ColumnType.are_exact
+    is_cut = False
 
     def __init__(self, enum: type[Enum], *, is_key: bool) -> None:
         words = [member.value for member in enum]

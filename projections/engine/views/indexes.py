@@ -41,7 +41,7 @@ class Index:
         self.columns = columns
 
     def __repr__(self) -> str:
-        return f"Index({', '.join(map(_quoted, self.columns))})"
+        return f"Index({', '.join(map(quoted, self.columns))})"
 
 
 class Part(NamedTuple):
@@ -64,7 +64,7 @@ def reverse(order: Order) -> Order:
 
 def line_for(columns: Sequence[str]) -> str:
     """The line in a view's file that declares an index of these columns."""
-    return f"INDEXES = (Index({', '.join(map(_quoted, columns))}),)"
+    return f"INDEXES = (Index({', '.join(map(quoted, columns))}),)"
 
 
 def orders_of(declared: Any, view: str, columns: Sequence[Column], *, is_summary: bool) -> tuple[Order, ...]:
@@ -140,5 +140,5 @@ def index_name(table: str, order: Order) -> str:
     return f"{readable[: _NAME_BYTES - 9].decode(errors='ignore')}_{digest}"
 
 
-def _quoted(name: object) -> str:
+def quoted(name: object) -> str:
     return f'"{name}"' if isinstance(name, str) else repr(name)

@@ -1,4 +1,4 @@
-"""What readers ask of a view: rows by key or page by page, with the position and the live table they were read at.
+"""What readers ask of a view: rows by key, with the position and the live table they were read at; `pages.py` asks for pages.
 
 Each query is one statement, so it sees one snapshot: rows and position always belong together. The database makes the JSON of
 the rows, and Python passes it on to clients untouched.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -17,7 +16,7 @@ from psycopg import sql
 from domain.engine.personal.tokens import may_hold
 from infra.access import BadAccess, Rows
 from projections.engine.views.column_types import BadRow
-from projections.engine.views.columns import Column, Role
+from projections.engine.views.columns import Column
 from projections.engine.views.sql_views import STOPPED
 from projections.engine.views.token import Token
 from projections.engine.views.view import Kind, View
@@ -34,7 +33,7 @@ class Query(NamedTuple):
     text: bytes
     if_stopped: bytes
     """The text that finds the last rows of a stopped view, too."""
-    parameters: Sequence[Any]
+    parameters: Mapping[str, Any]
 
 
 class Found(NamedTuple):
@@ -55,6 +54,8 @@ class Found(NamedTuple):
     """Whether any row may hold a personal value."""
     stopped: tuple[str, str] | None
     """Where the rows are the last ones of a stopped view: the reason's code, and since when as ISO time."""
+    counted: int | None
+    """Where that was asked for, how many rows there are, up to `pages.MOST_COUNTED` + 1."""
 
     def of(self, number: int, stream: str | None) -> Found:
         """What a query for the key with this number alone would have found; `stream` is its."""
@@ -64,10 +65,12 @@ class Found(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row as JSON, with the number of the key asked for (from 1), or its place in the page."""
+    """A row as JSON, with the number of the key asked for (from 1), or of the row in the page."""
 
     number: int
     json: msgspec.Raw
+    place: list[str | None] | None = None
+    """On a page: the values that it is sorted by, as texts of a URL."""
 
 
 def by_keys(
@@ -86,31 +89,9 @@ def by_keys(
     shape = only[0].shape if only else ()
     if only:
         by_column += map(list, zip(*(allowed_values(view, one) for one in only), strict=True))
-    return Query(*_by_keys(view, table, shape), [topic, list(streams), *by_column, view.name])
-
-
-def page(
-    view: View,
-    table: str,
-    topic: str,
-    filters: Mapping[str, Any],
-    after: tuple[Any, ...] | None,
-    most: int,
-    only: Rows | None = None,
-) -> Query:
-    """The first `most` rows by key, after a key, whose columns have these values; None asks for NULL.
-
-    With `only`, no others exist. Raises BadAccess.
-    """
-    filtered = [column for column in (*view.key, *view.values) if column.name in filters]
-    nulls = tuple((column, filters[column.name] is None) for column in filtered)
-    values = [filters[column.name] for column, is_null in nulls if not is_null]
-    allowed, shape = (allowed_values(view, only), only.shape) if only else ([], ())
-    of_parked = allowed if view.tells_stream else []
-    return Query(
-        *_page(view, table, after is not None, nulls, shape),
-        [topic, *of_parked, [], *(after or ()), *values, *allowed, most, view.name],
-    )
+    values = {"topic": topic, "view": view.name, "streams": list(streams)}
+    values |= {f"k{place}": column for place, column in enumerate(by_column)}
+    return Query(*_by_keys(view, table, shape), values)
 
 
 def allowed_values(view: View, only: Rows) -> list[Any]:
@@ -139,15 +120,19 @@ def _allowed(view: View, column: Column | None, name: str, value: Any) -> Any:
 
 def found(value: str) -> Found:
     """What a query returned. Raises msgspec.DecodeError for anything else."""
-    version, table, positions, parked, since, rows, stopped = _decode(value)
+    version, table, positions, parked, since, rows, stopped, count = _decode(value)
     position: dict[str, dict[int, int]] = {}
     for topic_id, partition, next_offset in positions or ():
         position.setdefault(topic_id, {})[partition] = next_offset
-    return Found(version, table, Token(position), parked, dict(since or ()), rows or (), may_hold(value), stopped)
+    return Found(
+        version, table, Token(position), parked, dict(since or ()), rows or (), may_hold(value), stopped, count
+    )
 
 
 _At = list[tuple[str, int, int]] | None
-_Answer = tuple[int, str, _At, int | None, list[tuple[str, int]] | None, list[Row] | None, tuple[str, str] | None]
+_Answer = tuple[
+    int, str, _At, int | None, list[tuple[str, int]] | None, list[Row] | None, tuple[str, str] | None, int | None
+]
 _decode: Callable[[str], _Answer] = msgspec.json.Decoder(_Answer).decode
 
 # Aliases that a view's columns could have too begin with an underscore, which no column's name can.
@@ -157,13 +142,13 @@ _ONE_MOMENT = """
 select json_build_array(
   l.version, l.table_name,
   (select json_agg(json_build_array(p.topic_id, p.partition, p.next_offset) order by p.partition)
-     from {positions} p where p.agent = l.agent and p.topic = %s),
+     from {positions} p where p.agent = l.agent and p.topic = %(topic)s),
   {{parked}},
   (select json_agg(json_build_array(k.stream, k.since_version))
-     from parked k where k.table_name = l.table_name and k.stream = any((select %s::text[])::text[])),
-  (select json_agg(json_build_array(f.number, f.shown) order by f.number) from ({{rows}}) f),
-  {stopped})::text
-  from {views} l where l.view = %s
+     from parked k where k.table_name = l.table_name and k.stream = any((select %(streams)s::text[])::text[])),
+  (select json_agg(json_build_array(f.number, f.shown, f.place) order by f.number) from ({{rows}}) f),
+  {stopped}, {{count}})::text
+  from {views} l where l.view = %(view)s
 """
 _LIVE = sql.SQL(_ONE_MOMENT.format(views="live", positions="positions", stopped="null"))
 _LIVE_OR_STOPPED = sql.SQL(
@@ -179,135 +164,102 @@ _LIVE_OR_STOPPED = sql.SQL(
 _PARKED = sql.SQL(
     f"(select count(*) from (select from parked k where k.table_name = l.table_name{{}} order by k.stream limit {MOST_PARKED}) k)"  # noqa: S608
 )
-_ALL_PARKED, _UNKNOWN = _PARKED.format(sql.SQL("")), sql.SQL("null")
+_ALL_PARKED, NULL = _PARKED.format(sql.SQL("")), sql.SQL("null")
 _BY_KEYS = sql.SQL(
-    "select u.number, row_to_json(_row) as shown "
-    "from unnest({arrays}) with ordinality u({asked}, number), lateral ({select} where {same}{group_by}{having} offset 0) _row"
-)
-_PAGE = sql.SQL(
-    "select row_number() over () as number, row_to_json(_row) as shown "
-    "from ({select}{where}{group_by}{having} order by {keys} limit %s) _row"
+    "select u.number, row_to_json(_row) as shown, null as place "
+    "from unnest({arrays}) with ordinality u({asked}, number), lateral (select {shown} from {source}{where} offset 0) _row"
 )
 
 
 @lru_cache(256)
 def _by_keys(view: View, table: str, shape: Shape) -> tuple[bytes, bytes]:
-    compared = _compared(view, shape)
-    asked = [sql.Identifier(f"k{place}") for place in range(len(view.key) + len(compared))]
-    given = [sql.SQL("u.{}").format(name) for name in asked]
-    same = [sql.SQL("{} = {}").format(_name(column), key) for column, key in zip(view.key, given, strict=False)]
-    where, having = _allowing(view, shape, given[len(view.key) :])
+    columns = [*view.key, *compared(view, shape)]
+    asked = [sql.Identifier(f"k{place}") for place in range(len(columns))]
+    same = [sql.SQL("{} = u.{}").format(name_of(one), value) for one, value in zip(columns, asked, strict=True)]
     rows = _BY_KEYS.format(
-        arrays=_list(sql.SQL("(select %s::{}[])").format(_type(column)) for column in (*view.key, *compared)),
-        asked=_list(asked),
-        select=_select(view, table),
-        same=sql.SQL(" and ").join([*same, *where]),
-        group_by=_group_by(view),
-        having=_all_of("having", having),
+        arrays=listed(
+            sql.SQL("(select {}::{}[])").format(sql.Placeholder(f"k{place}"), type_of(column))
+            for place, column in enumerate(columns)
+        ),
+        asked=listed(asked),
+        shown=shown_of(view.columns),
+        source=source_of(view, table),
+        where=all_of([*same[: len(view.key)], *allowing(shape, same[len(view.key) :])]),
     )
-    return _texts(rows, _UNKNOWN if shape else _ALL_PARKED)
+    return one_moment(NULL if shape else _ALL_PARKED, rows)
 
 
-@lru_cache(256)
-def _page(
-    view: View, table: str, goes_on: bool, filters: tuple[tuple[Column, bool], ...], shape: Shape
+# ── the parts of a query, which has the view's rows as `t` ──
+
+
+def one_moment(
+    parked: sql.Composable, rows: sql.Composable, count: sql.Composable | None = None
 ) -> tuple[bytes, bytes]:
-    """`filters` are the columns that must have a value, the key's first, and whether that is NULL."""
-    keys = _list(map(_name, view.key))
-    where, having = list[sql.Composed](), list[sql.Composed]()
-    if goes_on:
-        where.append(sql.SQL("({}) > ({})").format(keys, _list(map(_placeholder, view.key))))
-    for column, is_null in filters:
-        value = _value(column)
-        condition = (
-            sql.SQL("{} is null").format(value) if is_null else sql.SQL("{} = {}").format(value, _placeholder(column))
-        )
-        # a summary's values are there only after grouping
-        (having if view.kind is Kind.SUMMARY and not column.is_key else where).append(condition)
-    before, after = _allowing(view, shape, list(map(_placeholder, _compared(view, shape))))
-    rows = _PAGE.format(
-        select=_select(view, table),
-        where=_all_of("where", where + before),
-        group_by=_group_by(view),
-        having=_all_of("having", having + after),
-        keys=keys,
+    """The texts of a query that finds these, together with the position: for a live view, and for a stopped one, too."""
+    both = (text.format(parked=parked, rows=rows, count=count or NULL) for text in (_LIVE, _LIVE_OR_STOPPED))
+    live, stopped = (text.as_bytes() for text in both)
+    return live, stopped
+
+
+def source_of(view: View, table: str) -> sql.Composed:
+    """The view's rows. A summary has a subtotal of each partition: they are added up."""
+    if view.kind is not Kind.SUMMARY:
+        return sql.SQL("{} t").format(sql.Identifier(table))
+    values = (sql.SQL("{} as {}").format(_added_up(one), sql.Identifier(one.name)) for one in view.columns)
+    return sql.SQL("(select {} from {} t group by {}) t").format(
+        listed(values), sql.Identifier(table), listed(map(name_of, view.key))
     )
-    parked = _parked(view, table, before) if view.tells_stream else _UNKNOWN
-    return _texts(rows, parked if shape else _ALL_PARKED)
 
 
-def _texts(rows: sql.Composable, parked: sql.Composable) -> tuple[bytes, bytes]:
-    found = _LIVE.format(parked=parked, rows=rows), _LIVE_OR_STOPPED.format(parked=parked, rows=rows)
-    return found[0].as_bytes(), found[1].as_bytes()
+def _added_up(column: Column) -> sql.Composed:
+    return name_of(column) if column.is_key else sql.SQL("{}({})").format(sql.SQL(column.role), name_of(column))
 
 
-def _parked(view: View, table: str, allowed: Sequence[sql.Composed]) -> sql.Composed:
-    """How many streams are parked, of those whose rows are allowed."""
+def shown_of(columns: Iterable[Column]) -> sql.Composed:
+    """The columns as a row's JSON has them."""
+    return listed(sql.SQL("{} as {}").format(one.type.shown(name_of(one)), sql.Identifier(one.name)) for one in columns)
+
+
+def parked_of(view: View, table: str, allowed: Sequence[sql.Composed]) -> sql.Composable:
+    """How many streams are parked; of those whose rows are allowed where not all are, as far as that can be known."""
+    if not allowed:
+        return _ALL_PARKED
+    if not view.tells_stream:
+        return NULL
     [key], start = view.key, sql.Literal(len(f"{view.contexts[0]}/") + 1)
-    own = sql.SQL(" and ").join([sql.SQL("{} = substr(k.stream, {})").format(_name(key), start), *allowed])
-    return _PARKED.format(sql.SQL(" and exists (select from {} t where {})").format(sql.Identifier(table), own))
+    own = all_of([sql.SQL("{} = substr(k.stream, {})").format(name_of(key), start), *allowed])
+    return _PARKED.format(sql.SQL(" and exists (select from {} t{})").format(sql.Identifier(table), own))
 
 
-def _compared(view: View, shape: Shape) -> list[Column]:
+def compared(view: View, shape: Shape) -> list[Column]:
+    """The columns of `Rows` of this shape, in the order of `allowed_values`."""
     columns = {column.name: column for column in view.columns}
     return [columns[name] for one in shape for name in one]
 
 
-def _allowing(
-    view: View, shape: Shape, values: Sequence[sql.Composed]
-) -> tuple[list[sql.Composed], list[sql.Composed]]:
-    """The condition that a row may be shown, with these values; for before the grouping, and for after it."""
-    if not shape:
-        return [], []
-    pairs = iter(zip(_compared(view, shape), values, strict=True))
-    either = (
-        sql.SQL("({})").format(
-            sql.SQL(" and ").join(
-                sql.SQL("{} = {}").format(_value(column), value) for column, value in islice(pairs, len(one))
-            )
-        )
-        for one in shape
-    )
-    condition = [sql.SQL("({})").format(sql.SQL(" or ").join(either))]
-    return ([], condition) if view.kind is Kind.SUMMARY else (condition, [])
+def allowing(shape: Shape, conditions: Iterable[sql.Composed]) -> list[sql.Composed]:
+    """The condition that a row is among `Rows` of this shape, of one condition for each column; none where all rows are."""
+    one_by_one = iter(conditions)
+    either = [_all(next(one_by_one) for _ in one) for one in shape]
+    return [sql.SQL("({})").format(sql.SQL(" or ").join(either))] if either else []
 
 
-def _all_of(word: str, conditions: Sequence[sql.Composable]) -> sql.Composable:
-    return sql.SQL(" {} {}").format(sql.SQL(word), sql.SQL(" and ").join(conditions)) if conditions else sql.SQL("")
+def all_of(conditions: Sequence[sql.Composable]) -> sql.Composable:
+    """The clause, if there are conditions."""
+    return sql.SQL(" where {}").format(_all(conditions)) if conditions else sql.SQL("")
 
 
-def _select(view: View, table: str) -> sql.Composed:
-    shown = (
-        sql.SQL("{} as {}").format(column.type.shown(_value(column)), sql.Identifier(column.name))
-        for column in view.columns
-    )
-    return sql.SQL("select {} from {} t").format(_list(shown), sql.Identifier(table))
+def _all(conditions: Iterable[sql.Composable]) -> sql.Composed:
+    return sql.SQL("({})").format(sql.SQL(" and ").join(conditions))
 
 
-def _group_by(view: View) -> sql.Composable:
-    """Adds up a summary's subtotals, one of each partition."""
-    if view.kind is not Kind.SUMMARY:
-        return sql.SQL("")
-    return sql.SQL(" group by {}").format(_list(map(_name, view.key)))
-
-
-def _value(column: Column) -> sql.Composed:
-    if column.role in (Role.SUM, Role.MIN, Role.MAX):
-        return sql.SQL("{}({})").format(sql.SQL(column.role), _name(column))
-    return _name(column)
-
-
-def _name(column: Column) -> sql.Composed:
+def name_of(column: Column) -> sql.Composed:
     return sql.SQL("t.{}").format(sql.Identifier(column.name))
 
 
-def _type(column: Column) -> sql.SQL:
+def type_of(column: Column) -> sql.SQL:
     return sql.SQL(column.type.sql_name)
 
 
-def _placeholder(column: Column) -> sql.Composed:
-    return sql.SQL("%s::{}").format(_type(column))
-
-
-def _list(parts: Iterable[sql.Composable]) -> sql.Composed:
+def listed(parts: Iterable[sql.Composable]) -> sql.Composed:
     return sql.SQL(", ").join(parts)

@@ -53,7 +53,7 @@ class Database:
         ]
         since = {f"accounts/{key}": 7 for key in asked if key == "parked"}
         at = Token({"t": {0: committed}})
-        return Found(1, "t", at, 2, since, rows, "sealed" in asked, None)
+        return Found(1, "t", at, 2, since, rows, "sealed" in asked, None, None)
 
     async def begin(self, *keys: str) -> list[asyncio.Task[Found]]:
         """Reads that have all begun together; their query is sent unless one is under way."""
@@ -149,7 +149,7 @@ def test_reads_of_other_rows_than_the_callers_share_no_query(monkeypatch: pytest
         asked.append((len(keys), list(only)))
         if any("bad" in str(one) for one in only):
             raise BadAccess("It can't be compared.")
-        return Found(1, "t", Token({}), None, {}, [], False, None)
+        return Found(1, "t", Token({}), None, {}, [], False, None, None)
 
     monkeypatch.setattr(ViewReader, "_by_keys", query)
     mine, yours, bad = Rows(owner="ada"), Rows(owner="bob"), Rows(owner="bad")

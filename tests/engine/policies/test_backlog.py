@@ -20,6 +20,7 @@ from projections.engine.store.commit import CommitStatus
 from projections.engine.store.positions import set_generation
 from projections.engine.views import queries
 from projections.engine.views.core_views import all_views
+from projections.engine.views.pages import Page, order_of, page_query
 from tests.engine.policies.test_outbox import DAY, Agent, deposited, outcome, policy, saving
 from tests.engine.policies.test_webhooks import START as AT
 from tests.engine.spine import set_up
@@ -81,7 +82,8 @@ def test_a_backlog_costs_as_much_whether_it_is_a_thousand_or_a_million(world: Se
 def calls(world: Settings, db: Connection, plain: Connection) -> dict[str, Callable[[], object]]:
     agent, numbers = Agent(db, world, policy(saving)), count(1)
     mine = {("saving", partition) for partition in range(4)}
-    page = queries.page(all_views()["balances"], "balances_v2", world.events_topic, {}, None, 10)
+    balances = all_views()["balances"]
+    page = page_query(balances, "balances_v2", world.events_topic, Page((), order_of(balances), 10))
 
     def batch() -> None:
         """Wishes, and the outcome of another one."""

@@ -16,7 +16,7 @@ from infra.settings import Settings
 from projections.engine.views import queries
 from projections.engine.views.view import View
 from tests.engine.projections import viewkit
-from tests.engine.projections.test_asking import EVERYTHING, TOPIC, ask, insert, make, rows
+from tests.engine.projections.test_asking import EVERYTHING, TOPIC, ask, insert, make, page_of, rows
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, 120_000, UTC)
 NAME = UUID(int=5)
@@ -25,7 +25,7 @@ NAME = UUID(int=5)
 def paged(
     db: Connection, view: View, only: Rows | None, after: Any = None, most: int = 10, **filters: Any
 ) -> list[Any]:
-    found = ask(db, queries.page(view, view.table_name, TOPIC, filters, after, most, only))
+    found = ask(db, page_of(view, filters, after, most, only))
     return [tuple(row[column.name] for column in view.key) for row in rows(found)]
 
 
@@ -120,7 +120,7 @@ def test_a_column_that_is_not_there_or_a_value_of_another_type_is_a_named_error(
     view = viewkit.view(EVERYTHING, "things")
     for only in (Rows(**columns), Rows(word="a") | Rows(**columns)):
         with pytest.raises(BadAccess, match="things"):
-            queries.page(view, view.table_name, TOPIC, {}, None, 1, only)
+            page_of(view, {}, None, 1, only)
         with pytest.raises(BadAccess, match="things"):
             queries.by_keys(view, view.table_name, TOPIC, [FIRST], (), [only])
 
