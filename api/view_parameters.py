@@ -8,7 +8,6 @@ from typing import Any
 
 from api.openapi import Json, parameter
 from api.view_questions import FEW_ROWS, IF_UNINDEXED, MOST_ROWS, MOST_VALUES, SEARCH, filters_of, is_nullable
-from projections.engine.views.column_types import Scalar
 from projections.engine.views.columns import Column, schema_of
 from projections.engine.views.pages import MOST_COUNTED, Op
 from projections.engine.views.view import View
@@ -36,8 +35,6 @@ def _filter(name: str, column: Column, op: Op) -> Json:
         case Op.NULL:
             schema = {"type": "boolean"}
         case Op.IN:
-            if column.scalar is Scalar.STR and column.enum is None:
-                schema = {"type": "string", "pattern": r'^[^\x00-\x1f,"]+$'}
             schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": MOST_VALUES}
             more = _WITH_COMMAS
         case Op.EQUAL | Op.NOT if is_nullable(column):

@@ -253,7 +253,7 @@ def _unserved(view: View, page: Page, only: Rows | None) -> str:
 
 def _remedy(view: View, missing: Sequence[str]) -> str:
     index = (
-        f"Add `Index({', '.join(map(quoted, missing))})` to INDEXES in projections/{view.name}.py (docs/new-view.md)"
+        f"Add `Index({', '.join(map(quoted, missing))})` to INDEXES in the file of view '{view.name}' (docs/new-view.md)"
     )
     search = f"ask for a search within {LONGEST_QUERY_MS / 1000:g} s: `{IF_UNINDEXED}={SEARCH}`."
     return f"{index}, or {search}" if missing else f"No index can serve it: {search}"

@@ -325,8 +325,12 @@ class _Datetime(ColumnType):
     text = re.compile(
         r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?(Z|[+-][0-9]{2}:[0-9]{2})", re.IGNORECASE
     )
-    read = datetime.fromisoformat
     schema: Mapping[str, Any] = {"type": "string", "format": "date-time"}
+
+    @staticmethod
+    def read(text: str) -> datetime:
+        """In UTC: PostgreSQL takes offsets of less than 16 hours only."""
+        return in_utc(datetime.fromisoformat(text))
 
     def exact(self, value: Any) -> datetime:
         _require(value, datetime)

@@ -173,8 +173,8 @@ def test_pages_are_full_of_the_callers_rows(api: Api) -> None:
     assert walked("bob") == names["bob"]
     of_bob = get(api, "bob", "/views/balances?limit=1").json()
     cursor = httpx.URL(of_bob["next"]).params["cursor"]
-    found = get(api, "ada", f"/views/balances?limit=100&cursor={cursor}").json()
-    assert {row["overdraft_limit"] for row in found["items"]} == {100}
+    other = problem(get(api, "ada", f"/views/balances?limit=100&cursor={cursor}"), 422, "bad-cursor")
+    assert "caller" in other["detail"]
     assert get(api, "ada", "/views/balances?overdraft_limit=200").json()["items"] == []
     assert get(api, "ada", f"/views/balances?account={names['bob'][0]}").json()["items"] == []
     page = get(api, "bob", "/views/balances")

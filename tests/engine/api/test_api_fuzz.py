@@ -87,7 +87,8 @@ class Asked:
 def _as_meant(case: Case[Any]) -> None:
     """What no schema can say of a valid case.
 
-    These headers exclude each other; a key belongs to one command; a cursor is that of an earlier answer; a name's length is
+    These headers exclude each other; a key belongs to one command; a cursor is that of an earlier answer; pages are sorted by a
+    column once; a name's length is
     counted in bytes, and must look like no other; and 991.0, an integer to JSON Schema, is none to us: money is never a float.
     """
     if case.meta is None or not case.meta.generation.mode.is_positive:
@@ -104,6 +105,8 @@ def _as_meant(case: Case[Any]) -> None:
     if "Idempotency-Key" in case.headers:
         case.headers["Idempotency-Key"] = f'"{next(_keys)}"'
     case.query.pop("cursor", None)
+    if isinstance(sort := case.query.get("sort"), list):  # a column comes once, whatever its direction
+        case.query["sort"] = list({name.removeprefix("-"): name for name in sort}.values())
     if isinstance(case.body, dict):
         case.body = {name: _whole(value) for name, value in case.body.items()}
 

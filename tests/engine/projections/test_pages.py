@@ -1,0 +1,295 @@
+"""make test: queries take milliseconds. Pages of a view against a list in Python: filtered, sorted, counted, and gone on with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date
+from decimal import Decimal
+from operator import ge, gt, le, lt
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis
+from hypothesis import strategies as st
+from psycopg import sql
+
+from infra.access import Rows
+from infra.database.connect import Connection
+from infra.settings import Settings
+from projections.engine.views.columns import Column, value_of
+from projections.engine.views.indexes import Order, Part
+from projections.engine.views.pages import Filter, Op, Page, missing_index, operators_of, order_of, page_query
+from projections.engine.views.view import View
+from tests.engine.projections import viewkit
+from tests.engine.projections.test_asking import TOPIC, ask, make, rows
+
+THINGS = """
+    class Thing(NamedTuple):
+        word: Key[str]
+        number: Key[int]
+        cents: int
+        name: str
+        maybe: int | None
+        said: str | None
+        day: date
+        money: Decimal | None
+        yes: bool
+
+    INDEXES = (Index("cents"), Index("name"), Index("maybe", "-cents"), Index("-said"), Index("yes", "money"))
+
+    def rows(event: Filled | Spent, after: State, at: At) -> Iterable[Thing]:
+        yield from ()
+"""
+LONG = "x" * 100
+WORDS = [
+    "",
+    "a",
+    "A",
+    "ab",
+    "%",
+    "\\",
+    "a,b",
+    'a"b',
+    "ä",
+    "\uffff",
+    "\U0001f600",
+    "\U0010ffff",
+    LONG,
+    f"{LONG}a",
+    f"{LONG}b",
+]
+VALUES: dict[str, list[Any]] = {
+    "word": ["a", "B", "ä"],
+    "number": [-1, 0, 7, 2**63 - 1],
+    "cents": [-5, 0, 1, 2],
+    "name": WORDS,
+    "maybe": [None, 1, 2],
+    "said": [None, *WORDS],
+    "day": [date(2026, 1, 1), date(2026, 1, 2)],
+    "money": [None, Decimal("-1.5"), Decimal("1.50"), Decimal("1.500"), Decimal(10**30)],
+    "yes": [False, True],
+}
+"""Few of each column, so that many rows are equal in some."""
+Row = tuple[Any, ...]
+COMPARED: dict[Op, Callable[[Any, Any], bool]] = {
+    Op.GTE: ge,
+    Op.GT: gt,
+    Op.LTE: le,
+    Op.LT: lt,
+    Op.PREFIX: str.startswith,
+}
+
+
+@st.composite
+def pages(draw: st.DrawFn, view: View) -> Page:
+    names = draw(st.lists(st.sampled_from(sorted(VALUES)), max_size=2, unique=True))
+    sort = tuple(Part(column_of(view, name), draw(st.booleans())) for name in names)
+    filters = []
+    for name in draw(st.lists(st.sampled_from(sorted(VALUES)), max_size=3, unique=True)):
+        column = column_of(view, name)
+        op = draw(st.sampled_from([one for one in operators_of(column) if one is not Op.NULL]))
+        some = [value for value in VALUES[name] if value is not None]
+        value: Any = draw(st.lists(st.sampled_from(some), min_size=1) if op is Op.IN else st.sampled_from(some))
+        if op in (Op.EQUAL, Op.NOT) and column.optional and draw(st.booleans()):
+            value = None
+        filters.append(Filter(column, op, value))
+    return Page(tuple(filters), order_of(view, sort), draw(st.integers(1, 7)), is_counted=True)
+
+
+def column_of(view: View, name: str) -> Column:
+    return next(column for column in view.columns if column.name == name)
+
+
+def fulfils(view: View, row: Row, one: Filter) -> bool:
+    value = row[view.columns.index(one.column)]
+    match one.op:
+        case Op.EQUAL | Op.NOT:
+            return (value == one.value) is (one.op is Op.EQUAL)
+        case Op.IN:
+            return value in one.value
+        case _:
+            return value is not None and COMPARED[one.op](value, one.value)
+
+
+def in_order(view: View, some: Sequence[Row], order: Order) -> list[Row]:
+    found = list(some)
+    for column, descending in reversed(order):
+        place = view.columns.index(column)
+
+        def sorted_by(row: Row, place: int = place) -> tuple[bool, Any]:
+            value = row[place][:100] if isinstance(row[place], str) else row[place]
+            return (True, 0) if value is None else (False, value)
+
+        found.sort(key=sorted_by, reverse=descending)
+    return found
+
+
+@pytest.fixture
+def things(db: Connection, world: Settings) -> View:
+    view = viewkit.view(THINGS, "things")
+    make(db, world, view)
+    return view
+
+
+def put(db: Connection, some: Sequence[Row]) -> None:
+    places = sql.SQL(", ").join(sql.Placeholder() * (len(VALUES) + 1))
+    statement = sql.SQL("insert into things_v1 values ({}) on conflict (word, number) do update set {}").format(
+        places,
+        sql.SQL(", ").join(sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in list(VALUES)[2:]),
+    )
+    with db.cursor() as cursor:
+        cursor.executemany(statement, [(*row, 0) for row in some])
+
+
+def all_pages(db: Connection, view: View, page: Page, between: Callable[[], None] = lambda: None) -> Iterator[Row]:
+    """The rows of all pages, as a client goes through them: with cursors of texts."""
+    while True:
+        found = ask(db, page_query(view, view.table_name, TOPIC, page))
+        names = [column.name for column in view.columns]
+        for row in rows(found):
+            shown = zip(view.columns, (row[name] for name in names), strict=True)
+            yield tuple(None if value is None else _value(column, value) for column, value in shown)
+        if len(found.rows) < page.most:
+            return
+        place = found.rows[-1].place
+        assert place is not None
+        after = zip(page.order, place, strict=True)
+        page = page._replace(after=tuple(None if text is None else value_of(part.column, text) for part, text in after))
+        between()
+
+
+def _value(column: Column, shown: Any) -> Any:
+    return value_of(column, str(shown).lower() if isinstance(shown, bool) else str(shown))
+
+
+def some_rows(random: Random) -> list[Row]:
+    keys = [(word, number) for word in VALUES["word"] for number in VALUES["number"]]
+    others = list(VALUES.values())[2:]
+    return [(*key, *map(random.choice, others)) for key in random.sample(keys, random.randint(0, len(keys)))]
+
+
+def test_pages_are_what_a_list_would_be(db: Connection, things: View) -> None:
+    @given(st.data(), st.randoms(use_true_random=False))
+    @hypothesis(max_examples=150, deadline=None)
+    def check(data: st.DataObject, random: Random) -> None:
+        there = some_rows(random)
+        db.execute("truncate things_v1")
+        put(db, there)
+        page = data.draw(pages(things))
+        wanted = in_order(
+            things, [row for row in there if all(fulfils(things, row, one) for one in page.filters)], page.order
+        )
+        assert list(all_pages(db, things, page)) == wanted
+        assert ask(db, page_query(things, things.table_name, TOPIC, page)).counted == len(wanted)
+
+    check()
+
+
+def test_a_row_that_does_not_move_comes_once_while_others_do(db: Connection, things: View) -> None:
+    """They come, go and move between two pages."""
+
+    @given(st.data(), st.randoms(use_true_random=False))
+    @hypothesis(max_examples=60, deadline=None)
+    def check(data: st.DataObject, random: Random) -> None:
+        there = some_rows(random)
+        still = [row for row in there if random.random() < 0.5]
+        db.execute("truncate things_v1")
+        put(db, there)
+        page = data.draw(pages(things))
+
+        def between() -> None:
+            keys = {row[:2] for row in still}
+            db.execute(
+                "delete from things_v1 where not (word, number) = any(select * from unnest(%s::text[], %s::int8[]))",
+                [[word for word, _ in keys], [number for _, number in keys]],
+            )
+            put(db, [row for row in some_rows(random) if row[:2] not in keys])
+
+        seen = list(all_pages(db, things, page, between))
+        wanted = in_order(
+            things, [row for row in still if all(fulfils(things, row, one) for one in page.filters)], page.order
+        )
+        assert [row for row in seen if row in still] == wanted
+
+    check()
+
+
+SERVED: list[tuple[Mapping[str, Any], Sequence[str], str]] = [
+    ({}, (), "pkey"),
+    ({"word": "w7"}, ("-number",), "pkey"),
+    ({}, ("cents",), "cents"),
+    ({"cents": 5}, (), "cents"),
+    ({"cents.gte": 5, "cents.lt": 900}, ("-cents",), "cents"),
+    ({"cents.in": [5, 6]}, ("cents",), "cents"),
+    ({"name": "n7"}, (), "name"),
+    ({"name.prefix": "n7"}, ("name",), "name"),
+    ({"name.gt": "n7"}, ("name",), "name"),
+    ({"maybe": 7}, ("-cents",), "maybe_cents"),
+    ({"maybe": None}, ("-cents",), "maybe_cents"),
+    ({"said": "s7", "name": "n7"}, (), ""),
+    ({"said": None}, ("word",), "said"),
+    ({}, ("-said",), "said"),
+    ({"yes": True}, ("money",), "yes_money"),
+]
+UNSERVED: list[tuple[Mapping[str, Any], Sequence[str], tuple[str, ...]]] = [
+    ({"day": date(2026, 1, 1)}, (), ("day",)),
+    ({"day.gte": date(2026, 1, 1)}, (), ("day",)),
+    ({"cents.gte": 5}, (), ("cents",)),
+    ({"name": "n7"}, ("cents",), ("name", "cents")),
+    ({"cents.not": 5}, ("cents",), ("cents",)),
+    ({"cents.gte": 5, "name.prefix": "n"}, ("cents",), ("cents",)),
+    ({}, ("day", "-cents"), ("day", "-cents")),
+    ({"number": 7}, (), ("number",)),
+]
+
+
+def asked_page(view: View, filters: Mapping[str, Any], sort: Sequence[str]) -> Page:
+    where = [
+        Filter(column_of(view, name), Op(op), value)
+        for full, value in filters.items()
+        for name, _, op in [full.partition(".")]
+    ]
+    parts = tuple(Part(column_of(view, name.removeprefix("-")), name.startswith("-")) for name in sort)
+    return Page(tuple(where), order_of(view, parts), 10)
+
+
+def test_what_an_index_serves_is_read_from_it_and_not_sorted(db: Connection, things: View) -> None:
+    db.execute(
+        "insert into things_v1 select 'w' || n % 100, n, n, 'n' || n % 5000, nullif(n % 5000, 0), nullif('s' || n % 5000, 's0'),"
+        "'2026-01-01'::date + n % 300, n % 977, n % 2 = 0, 0 from generate_series(1, 30000) n"
+    )
+    db.execute("analyze things_v1")
+    for filters, sort, name in SERVED:
+        page = asked_page(things, filters, sort)
+        assert missing_index(things, page, None) is None, (filters, sort)
+        first = ask(db, page_query(things, things.table_name, TOPIC, page))
+        for one in (page, page._replace(after=_place_of(page, first.rows[-1].place or ()))):
+            query = page_query(things, things.table_name, TOPIC, one)
+            plan = "\n".join(line for (line,) in db.execute(b"explain analyze " + query.text, query.parameters))
+            assert "Seq Scan on things_v1" not in plan, f"{filters} {sort}:\n{plan}"
+            assert f"things_v1_{'by_' if name != 'pkey' else ''}{name}" in plan, f"{filters} {sort}:\n{plan}"
+            removed = [int(line.rpartition(":")[2]) for line in plan.splitlines() if "Rows Removed by" in line]
+            assert sum(removed) < 1_000, f"{filters} {sort}:\n{plan}"
+
+
+def _place_of(page: Page, place: Sequence[str | None]) -> tuple[Any, ...]:
+    after = zip(page.order, place, strict=True)
+    return tuple(None if text is None else value_of(part.column, text) for part, text in after)
+
+
+@pytest.mark.parametrize(("filters", "sort", "columns"), UNSERVED, ids=str)
+def test_what_no_index_serves_is_told_with_the_one_that_would(
+    filters: Mapping[str, Any], sort: Sequence[str], columns: tuple[str, ...]
+) -> None:
+    view = viewkit.view(THINGS, "things")
+    assert missing_index(view, asked_page(view, filters, sort), None) == columns
+
+
+def test_rows_of_a_caller_are_filters_of_an_index(things: View) -> None:
+    by_key, by_name = asked_page(things, {}, ()), asked_page(things, {}, ("name",))
+    assert missing_index(things, by_key, Rows(name="n7")) is None
+    assert missing_index(things, by_key, Rows(name="n7") | Rows(cents=5)) is None
+    assert missing_index(things, by_key, Rows(name="n7") | Rows(number=5)) == ("number",)
+    assert missing_index(things, by_name, Rows(day=date(2026, 1, 1))) == ("day", "name")
