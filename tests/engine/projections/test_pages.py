@@ -98,6 +98,21 @@ def pages(draw: st.DrawFn, view: View) -> Page:
     return Page(tuple(filters), order_of(view, sort), draw(st.integers(1, 7)), is_counted=True)
 
 
+@st.composite
+def rules(draw: st.DrawFn) -> Rows | None:
+    """What `may_read` returns: all rows, or those of a condition or of either of two."""
+    some = st.dictionaries(st.sampled_from(sorted(VALUES)), st.integers(0, 100), min_size=1, max_size=2)
+    either = draw(st.lists(some, max_size=2))
+    values = {name: [value for value in all_ if value is not None] for name, all_ in VALUES.items()}
+    found = [Rows(**{name: values[name][n % len(values[name])] for name, n in one.items()}) for one in either]
+    return (found[0] | found[1] if len(found) > 1 else found[0]) if found else None
+
+
+def is_among(view: View, row: Row, only: Rows | None) -> bool:
+    value = dict(zip((column.name for column in view.columns), row, strict=True))
+    return only is None or any(all(value[name] == wanted for name, wanted in one) for one in only.any_of)
+
+
 def column_of(view: View, name: str) -> Column:
     return next(column for column in view.columns if column.name == name)
 
@@ -143,10 +158,12 @@ def put(db: Connection, some: Sequence[Row]) -> None:
         cursor.executemany(statement, [(*row, 0) for row in some])
 
 
-def all_pages(db: Connection, view: View, page: Page, between: Callable[[], None] = lambda: None) -> Iterator[Row]:
+def all_pages(
+    db: Connection, view: View, page: Page, only: Rows | None = None, between: Callable[[], None] = lambda: None
+) -> Iterator[Row]:
     """The rows of all pages, as a client goes through them: with cursors of texts."""
     while True:
-        found = ask(db, page_query(view, view.table_name, TOPIC, page))
+        found = ask(db, page_query(view, view.table_name, TOPIC, page, only))
         names = [column.name for column in view.columns]
         for row in rows(found):
             shown = zip(view.columns, (row[name] for name in names), strict=True)
@@ -170,19 +187,22 @@ def some_rows(random: Random) -> list[Row]:
     return [(*key, *map(random.choice, others)) for key in random.sample(keys, random.randint(0, len(keys)))]
 
 
-def test_pages_are_what_a_list_would_be(db: Connection, things: View) -> None:
-    @given(st.data(), st.randoms(use_true_random=False))
-    @hypothesis(max_examples=150, deadline=None)
-    def check(data: st.DataObject, random: Random) -> None:
+def test_pages_are_what_a_list_would_be_of_the_rows_that_a_caller_may_read(db: Connection, things: View) -> None:
+    """Nobody sees another row, in no page, count or cursor."""
+
+    @given(st.data(), rules(), st.randoms(use_true_random=False))
+    @hypothesis(max_examples=300, deadline=None)
+    def check(data: st.DataObject, only: Rows | None, random: Random) -> None:
         there = some_rows(random)
         db.execute("truncate things_v1")
         put(db, there)
         page = data.draw(pages(things))
+        own = [row for row in there if is_among(things, row, only)]
         wanted = in_order(
-            things, [row for row in there if all(fulfils(things, row, one) for one in page.filters)], page.order
+            things, [row for row in own if all(fulfils(things, row, one) for one in page.filters)], page.order
         )
-        assert list(all_pages(db, things, page)) == wanted
-        assert ask(db, page_query(things, things.table_name, TOPIC, page)).counted == len(wanted)
+        assert list(all_pages(db, things, page, only)) == wanted
+        assert ask(db, page_query(things, things.table_name, TOPIC, page, only)).counted == len(wanted)
 
     check()
 
@@ -207,7 +227,7 @@ def test_a_row_that_does_not_move_comes_once_while_others_do(db: Connection, thi
             )
             put(db, [row for row in some_rows(random) if row[:2] not in keys])
 
-        seen = list(all_pages(db, things, page, between))
+        seen = list(all_pages(db, things, page, None, between))
         wanted = in_order(
             things, [row for row in still if all(fulfils(things, row, one) for one in page.filters)], page.order
         )
