@@ -1,4 +1,7 @@
-"""make test: queries take milliseconds. Pages of a view against a list in Python: filtered, sorted, counted, and gone on with."""
+"""make test + test-all: queries take milliseconds, hundreds of pages seconds.
+
+Pages of a view against a list in Python: filtered, sorted, counted, and gone on with.
+"""
 
 from __future__ import annotations
 
@@ -187,6 +190,7 @@ def some_rows(random: Random) -> list[Row]:
     return [(*key, *map(random.choice, others)) for key in random.sample(keys, random.randint(0, len(keys)))]
 
 
+@pytest.mark.slow
 def test_pages_are_what_a_list_would_be_of_the_rows_that_a_caller_may_read(db: Connection, things: View) -> None:
     """Nobody sees another row, in no page, count or cursor."""
 
@@ -207,6 +211,7 @@ def test_pages_are_what_a_list_would_be_of_the_rows_that_a_caller_may_read(db: C
     check()
 
 
+@pytest.mark.slow
 def test_a_row_that_does_not_move_comes_once_while_others_do(db: Connection, things: View) -> None:
     """They come, go and move between two pages."""
 
