@@ -241,6 +241,14 @@ def test_a_row_that_does_not_move_comes_once_while_others_do(db: Connection, thi
     check()
 
 
+def test_texts_are_found_by_each_of_their_beginnings(db: Connection, things: View) -> None:
+    put(db, [("a", number, 0, word, None, word, date(2026, 1, 1), None, True) for number, word in enumerate(WORDS)])
+    for name in ("name", "said"):
+        for prefix in WORDS:
+            found = rows(ask(db, page_of(things, {f"{name}.prefix": prefix}, most=99)))
+            assert [row[name] for row in found] == [word for word in WORDS if word.startswith(prefix)]
+
+
 SERVED: list[tuple[Mapping[str, Any], Sequence[str], str]] = [
     ({}, (), "pkey"),
     ({"word": "w7"}, ("-number",), "pkey"),
