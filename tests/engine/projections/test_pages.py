@@ -26,7 +26,7 @@ from projections.engine.views.indexes import Order, Part
 from projections.engine.views.pages import Filter, Op, Page, missing_index, operators_of, order_of, page_query
 from projections.engine.views.view import View
 from tests.engine.projections import viewkit
-from tests.engine.projections.test_asking import TOPIC, ask, make, rows
+from tests.engine.projections.test_asking import TOPIC, ask, make, page_of, rows
 
 THINGS = """
     class Thing(NamedTuple):
