@@ -7,12 +7,12 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from fastapi import Request
 
-from api.live_rows import RowFeed
+from api.feeds import Feed
 from api.problems import kind
 from api.stores import StoreChecks
 from api.view_reader import TOO_MANY_READERS, PositionWaits, ViewReader
@@ -32,6 +32,8 @@ from projections.engine.views.view import View
 
 if TYPE_CHECKING:
     from api.issuer import Issuer
+
+F = TypeVar("F", bound=Feed[Any, Any])
 
 POOL_WAIT_S = 2.0
 """For a connection of the pool."""
@@ -110,7 +112,7 @@ class Services:
         self.searches = Slots(settings.api_connections // 2, TOO_MANY_SEARCHES, SEARCH_WAIT_S)
         self._searching: WeakValueDictionary[str, Slots] = WeakValueDictionary()
         self.subscribers = Slots(MAX_LIVE, TOO_MANY_SUBSCRIBERS)
-        self._feeds: dict[str, RowFeed] = {}
+        self._feeds: dict[tuple[str, type], Feed[Any, Any]] = {}
 
     @asynccontextmanager
     async def searching(self, caller: str | None) -> AsyncIterator[None]:
@@ -124,11 +126,12 @@ class Services:
         """How long the command of a request, which has its place, is gathered with others. Alone it is not."""
         return self.round_trip.seconds * min((self.places.taken - 1) / MANY, 1.0)
 
-    def feed(self, view: View) -> RowFeed:
-        """The live rows of that view."""
-        if view.name not in self._feeds:
-            self._feeds[view.name] = RowFeed(view, self.views, self.notifications)
-        return self._feeds[view.name]
+    def feed(self, view: View, kind: type[F]) -> F:
+        """The live rows of that view, or its live lists."""
+        if (found := self._feeds.get((view.name, kind))) is None:
+            found = self._feeds[view.name, kind] = kind(view, self.views, self.notifications)
+        assert isinstance(found, kind)
+        return found
 
     def stop(self, still_wait_s: float) -> None:
         """End live updates now, and answer all waiting requests after that many seconds: the process is stopping."""

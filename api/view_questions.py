@@ -31,6 +31,9 @@ IF_STOPPED, LAST_ROWS = "if-stopped", "last-rows"
 """A parameter, whose name no column can have, and its only value."""
 IF_UNINDEXED, SEARCH = "if-unindexed", "search"
 """Another one."""
+OTHERS = (*PAGING, IF_STOPPED, IF_UNINDEXED)
+OF_LISTS = ("limit", "sort", "fields")
+"""Those of a live list."""
 
 
 BAD_CURSOR = kind(422, "bad-cursor", "The cursor is invalid, or of another query.")
@@ -85,11 +88,11 @@ def filters_of(view: View) -> Mapping[str, tuple[Column, Op]]:
     }
 
 
-def question_of(view: View, request: Request, caller: str) -> Question:
-    """The page that is asked for. Raises Problem 422."""
+def question_of(view: View, request: Request, caller: str, others: Collection[str] = OTHERS) -> Question:
+    """The page that is asked for, by filters and these parameters. Raises Problem 422."""
     filters = filters_of(view)
     plain, operators = ({name for name in filters if ("." in name) is dotted} for dotted in (False, True))
-    refuse_unknown(request, {*plain, *PAGING, IF_STOPPED, IF_UNINDEXED}, operators)
+    refuse_unknown(request, {*plain, *others}, operators)
     given = dict(request.query_params)
     errors: list[tuple[str, str]] = []
     found: dict[str, Any] = {}
@@ -178,7 +181,7 @@ def _filter(column: Column, op: Op, text: str) -> Filter:
             values = [quoted.replace('""', '"') if quote else plain for quote, quoted, plain in _VALUES(text)]
             if len(values) > MOST_VALUES:
                 raise ValueError(f"It has at most {MOST_VALUES} values, with commas between them.")
-            return Filter(column, op, [value_of(column, one) for one in values])
+            return Filter(column, op, tuple(value_of(column, one) for one in values))
         case Op.EQUAL | Op.NOT if text == "" and is_nullable(column):
             return Filter(column, op, None)
         case _:

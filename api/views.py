@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, NotRequired, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
@@ -18,7 +18,9 @@ from typing_extensions import TypedDict
 
 from api import openapi
 from api.door import caller_of, valid_for_s
-from api.live_rows import EventStream
+from api.feeds import EventStream, Feed, Watcher
+from api.live_lists import Listed, ListFeed, ListWatcher
+from api.live_rows import RowFeed, RowWatcher, Watched
 from api.openapi import JSON, Json, Parked, Position, parameter, responses
 from api.permissions import DENIED, readable, rows_for
 from api.problems import INVALID, STOPPING, invalid, kind, kind_of, problem_of
@@ -31,6 +33,7 @@ from api.view_questions import (
     IF_STOPPED,
     IF_UNINDEXED,
     LAST_ROWS,
+    OF_LISTS,
     OTHER_LOG,
     SEARCH,
     key_of,
@@ -51,11 +54,15 @@ from api.view_reader import (
 )
 from infra.access import BadAccess, Rows
 from infra.database.connect import DatabaseUnavailable
+from projections.engine.views.column_types import Scalar
 from projections.engine.views.columns import schema_of
 from projections.engine.views.indexes import quoted
 from projections.engine.views.pages import MOST_COUNTED, Page, missing_index, order_of
 from projections.engine.views.queries import Found
 from projections.engine.views.view import Kind, View
+
+K = TypeVar("K", bound=Hashable)
+W = TypeVar("W", bound=Watcher)
 
 LONGEST_TAG = 100
 LONGEST_FEED_S = 300.0
@@ -111,6 +118,7 @@ def _add(router: APIRouter, view: View) -> None:
     of_parts = TypedDict(f"{title}FieldsPage", {"items": items, **others})  # type: ignore[misc]
     schema = TypeAdapter(of_parts).json_schema()
     question = view.question or f"The rows of {view.name}."
+    state = {"row": row, **parked, "since_version": _SINCE}
     to_row = f"/views/{view.name}/" + "/".join(f"{{{column.name}}}" for column in view.key)
     router.add_api_route(
         f"/views/{view.name}",
@@ -123,6 +131,27 @@ def _add(router: APIRouter, view: View) -> None:
         response_description="Rows in the order of `sort`, then of their keys.",
         responses=responses(
             _READ | {200: _READ[200] | {"content": {FIELDS: {"schema": schema}}}}, *_UNREAD, *_UNLISTED
+        ),
+    )
+    router.add_api_route(
+        f"/views/{view.name}/live",  # before the rows, whose key it looks like
+        partial(_live_list, view),
+        openapi_extra={"parameters": [*parameters_of(view, is_live=True), _LAST_EVENT_ID]},
+        operation_id=f"views_{view.name}_live_list",
+        summary=f"Rows of {view.name}, and what changes among them",
+        description="Server-sent events: `page` with the rows as they are now; then `changes`, with the places that `leave` the "
+        "list that was sent before, and the rows that `enter` it, each at its place in the list as it is then; `stopped` when the "
+        "view is not kept up to date, until it is resumed. The stream ends when the token does.",
+        response_class=EventStream,
+        status_code=200,
+        responses=responses(
+            {
+                200: {
+                    "description": "The list.",
+                    "content": {EventStream.media_type: _events({"items": items, **_CHANGES})},
+                }
+            },
+            *(INVALID, NO_INDEX, TOO_MANY_SUBSCRIBERS, *_UNREADABLE),
         ),
     )
     router.add_api_route(
@@ -148,7 +177,12 @@ def _add(router: APIRouter, view: View) -> None:
         response_class=EventStream,
         status_code=200,
         responses=responses(
-            {200: {"description": "States of the row.", "content": {EventStream.media_type: _events(row, parked)}}},
+            {
+                200: {
+                    "description": "States of the row.",
+                    "content": {EventStream.media_type: _events(state)},
+                }
+            },
             *(INVALID, BAD_SEGMENT, TOO_MANY_SUBSCRIBERS, *_UNREADABLE),
         ),
     )
@@ -251,17 +285,43 @@ def _unserved(view: View, page: Page, only: Rows | None) -> str:
     return f"View '{view.name}' is large, and no index of it{found} in the order {','.join(map(str, page.order))}."
 
 
-def _remedy(view: View, missing: Sequence[str]) -> str:
-    index = (
-        f"Add `Index({', '.join(map(quoted, missing))})` to INDEXES in the file of view '{view.name}' (docs/new-view.md)"
-    )
+def _remedy(view: View, missing: Sequence[str], *, may_search: bool = True) -> str:
+    index = f"Add `Index({', '.join(map(quoted, missing))})` to INDEXES in the file of view '{view.name}' (docs/new-view.md)"
     search = f"ask for a search within {LONGEST_QUERY_MS / 1000:g} s: `{IF_UNINDEXED}={SEARCH}`."
+    if not may_search:
+        return f"{index}: each batch asks it again." if missing else "No index can serve it: ask for pages."
     return f"{index}, or {search}" if missing else f"No index can serve it: {search}"
 
 
 async def _live(view: View, request: Request) -> Response:
     only, key = rows_for(request, view), key_of(view, request)
     refuse_unknown(request)
+    return await _watched(view, request, RowFeed, Watched(only, key), RowWatcher)
+
+
+async def _live_list(view: View, request: Request) -> Response:
+    [first, *others] = view.key
+    if not others and first.scalar is Scalar.STR and not _takes_events(request):
+        request.scope["path_params"] = {first.name: "live"}
+        return await _row(view, request)
+    only, caller = rows_for(request, view), caller_of(request)
+    page = question_of(view, request, caller.subject if caller else "", OF_LISTS).page
+    page = page._replace(most=page.most - 1)  # it has no next page
+    require_promises(services_of(request))
+    if (missing := missing_index(view, page, only)) is not None and not await _reader(request).is_small(view):
+        raise NO_INDEX(_unserved(view, page, only), hint=_remedy(view, missing, may_search=False), view=view.name)
+    return await _watched(view, request, ListFeed, Listed(only, page), ListWatcher)
+
+
+def _takes_events(request: Request) -> bool:
+    """Whether the request's `Accept` allows an event stream: else a text key `live` is meant."""
+    accepted = request.headers.get("Accept", "*/*").lower()
+    return any(kind in accepted for kind in (EventStream.media_type, "text/*", "*/*"))
+
+
+async def _watched(
+    view: View, request: Request, kind: type[Feed[K, W]], watched: K, watch: Callable[[str | None], W]
+) -> Response:
     seen = single(request, "Last-Event-ID")
     if seen is not None and len(seen) > LONGEST_TAG:
         raise invalid([("header.Last-Event-ID", "It is the id of an event that was sent.")])
@@ -270,16 +330,16 @@ async def _live(view: View, request: Request) -> Response:
     await services.views.require_live(view)
     if services.is_stopping:
         raise STOPPING()
-    slots, feed = services.subscribers, services.feed(view)
+    slots, feed = services.subscribers, services.feed(view, kind)
     await slots.acquire()
-    watcher = feed.watch(key, seen or None, only)
+    watcher = feed.enter(watched, watch(seen or None))
     valid_s = valid_for_s(request)
     end_s = LONGEST_FEED_S if valid_s is None else min(valid_s, LONGEST_FEED_S)
     expiry = asyncio.get_running_loop().call_later(end_s, watcher.end)
 
     def end() -> None:
         expiry.cancel()
-        feed.leave(watcher)
+        feed.leave(watched, watcher)
         slots.release()
 
     return EventStream(watcher.frames(), end)
@@ -348,18 +408,20 @@ class ViewList(TypedDict):
     views: list[ViewDescription]
 
 
-def _events(row: Any, parked: Json) -> Json:
-    """Server-sent events with a row's state as JSON (OpenAPI 3.2, section 4.14.4): `gone` has no row."""
-    since = Annotated[int, Field(description="The stream's first version that the row leaves out.")]
-    members = {"row": row, **parked, "since_version": since, "code": str, "since": str}
-    optional = {name: NotRequired[kind] for name, kind in members.items()}
+def _events(states: Mapping[str, Any]) -> Json:
+    """Server-sent events with a state as JSON (OpenAPI 3.2, section 4.14.4); each kind of event has some of these members."""
+    optional = {name: NotRequired[kind] for name, kind in {**states, "code": str, "since": str}.items()}
     state = TypedDict("State", {"position": Position, **optional})  # type: ignore[misc]
     schema: Json = TypeAdapter(state).json_schema(ref_template=openapi.REF)
-    schema.pop("$defs")
+    schema.pop("$defs", None)
     text = {"type": "string"}
     data = text | {"contentMediaType": JSON, "contentSchema": schema}
     event = {"type": "object", "properties": {"event": text, "id": text, "retry": {"type": "integer"}, "data": data}}
     return {"schema": text, "itemSchema": event}
+
+
+_SINCE = Annotated[int, Field(description="The stream's first version that the row leaves out.")]
+_CHANGES = {"leave": list[int], "enter": list[dict[str, Any]], "parked": Parked}
 
 
 _IF_STOPPED = parameter(

@@ -72,7 +72,7 @@ def operators_of(column: Column) -> tuple[Op, ...]:
 
 
 class Filter(NamedTuple):
-    """Only rows whose column compares so with the value, as the database has it; None is NULL, and IN has a list."""
+    """Only rows whose column compares so with the value, as the database has it; None is NULL, and IN has a tuple."""
 
     column: Column
     op: Op
@@ -173,7 +173,7 @@ def page_query(view: View, table: str, topic: str, page: Page, only: Rows | None
 
 
 def _parameters(name: str, one: Filter) -> Iterator[tuple[str, Any]]:
-    yield name, one.value
+    yield name, list(one.value) if one.op is Op.IN else one.value
     if one.op is Op.PREFIX:
         start = one.value[:PREFIX_CHARS] if one.column.type.is_cut else one.value
         yield from ((f"{name}_from", start), (f"{name}_to", _behind(start)))

@@ -24,9 +24,9 @@ import pytest
 from fastapi import FastAPI
 from fastapi.sse import KEEPALIVE_COMMENT
 
-from api import app, live_rows, views
+from api import app, feeds, views
 from api import services as api_services
-from api.live_rows import Watcher
+from api.live_rows import RowWatcher
 from api.problems import Problem
 from api.services import TOO_MANY_SEARCHES, TOO_MANY_SUBSCRIBERS, Services
 from api.view_reader import PositionWaits
@@ -366,7 +366,7 @@ def test_what_does_not_pass_ends_live_rows_and_is_logged(
         ):
             until(lambda: live.ended, "the stream ends")
             assert live.error is None
-            [line] = [one for one in caplog.records if one.name == live_rows.__name__]
+            [line] = [one for one in caplog.records if one.name == feeds.__name__]
             assert (line.levelname, "build_positions" in line.getMessage()) == ("WARNING", True)
             problem(get(api, path), 503, "database-behind")
     with subscribed(api, path) as live:
@@ -478,7 +478,7 @@ def test_a_watcher_that_comes_back_is_sent_only_what_is_new_to_it(api: Api, shar
 
 def test_a_slow_watcher_is_sent_the_newest_state_alone() -> None:
     async def sent() -> list[bytes]:
-        watcher = Watcher(("a",), None)
+        watcher = RowWatcher(None)
         frames = watcher.frames()
         assert (await anext(frames)).startswith(b": samefold\nretry: ")
         for state in ("1", "2", "3"):
@@ -514,7 +514,7 @@ def test_live_rows_end_now_and_then(api: Api, monkeypatch: pytest.MonkeyPatch) -
 
 def test_silence_is_broken_by_comments(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     assert KEEPALIVE_COMMENT.startswith(b":")
-    monkeypatch.setattr(live_rows, "HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(feeds, "HEARTBEAT_S", 0.02)
     with subscribed(api, "/views/balances/silent/live") as live:
         until(lambda: live.comments > 3, "comments come")
 

@@ -24,7 +24,7 @@ import httpx
 import pytest
 import yaml
 
-from api import live_rows, server
+from api import feeds, server
 from api.issuer import MAX_TOKEN_BYTES
 from api.requests import LONGEST_WAIT_S
 from infra.log.clients import MAX_COMMAND_BYTES
@@ -261,7 +261,7 @@ def test_the_times_and_sizes_of_both_proxies_fit_those_of_the_api() -> None:
     connections, manager = (one["typed_config"] for one in listener["filter_chains"][0]["filters"])
     [buffer] = [one["typed_config"] for one in manager["http_filters"] if "max_request_bytes" in one["typed_config"]]
     pool = next(iter(cluster["typed_extension_protocol_options"].values()))
-    patient = max(LONGEST_WAIT_S, live_rows.HEARTBEAT_S)
+    patient = max(LONGEST_WAIT_S, feeds.HEARTBEAT_S)
     assert min(seconds(of_nginx["proxy_read_timeout"]), seconds(manager["stream_idle_timeout"])) > patient
     assert (
         min(int(of_nginx["client_max_body_size"].removesuffix("k")) * 1_024, buffer["max_request_bytes"])

@@ -255,7 +255,7 @@ SERVED: list[tuple[Mapping[str, Any], Sequence[str], str]] = [
     ({}, ("cents",), "cents"),
     ({"cents": 5}, (), "cents"),
     ({"cents.gte": 5, "cents.lt": 900}, ("-cents",), "cents"),
-    ({"cents.in": [5, 6]}, ("cents",), "cents"),
+    ({"cents.in": (5, 6)}, ("cents",), "cents"),
     ({"name": "n7"}, (), "name"),
     ({"name.prefix": "n7"}, ("name",), "name"),
     ({"name.gt": "n7"}, ("name",), "name"),
