@@ -92,7 +92,8 @@ def _digit(view: View, context: Context, changes: Changes, held: RowCache) -> st
         case Kind.ENTITY:
             rows = [(key, row) for key, row in changes.rows[name].items() if row != before.get(key)]
         case Kind.SUMMARY:
-            rows = changes.sums[name].items()
+            shown = sum(not column.is_key for column in view.columns)  # places differ with the number of events before
+            rows = [(key, values[:shown]) for key, values in changes.sums[name].items()]
         case _:
             rows = changes.added[name]
     encoded = [encode(row, order="deterministic") for row in rows]

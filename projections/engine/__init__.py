@@ -11,8 +11,8 @@ Samefold's: an update replaces it. Its rooms import each other one way only: vie
 each may import those before it.
 """
 
-from projections.engine.views.columns import Key, Max, Min, Sum
+from projections.engine.views.columns import First, Key, Latest, Max, Min, Sum
 from projections.engine.views.event_context import At
 from projections.engine.views.indexes import Index
 
-__all__ = ["At", "Index", "Key", "Max", "Min", "Sum"]
+__all__ = ["At", "First", "Index", "Key", "Latest", "Max", "Min", "Sum"]

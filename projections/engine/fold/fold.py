@@ -349,11 +349,9 @@ def _fold(
                 for row in more:
                     key = how.key(row)
                     increments, before = how.increments(row), of_view.get(key)
-                    of_view[key] = (
-                        list(increments)
-                        if before is None
-                        else [one(a, b) for one, a, b in zip(how.combine, before, increments, strict=True)]
-                    )
+                    if how.placed:
+                        increments = how.located(increments, at)
+                    of_view[key] = list(increments) if before is None else how.merge(before, increments)
             except FAULTS as error:
                 blocked = _park(summary, at, error, changes, blocked)
                 parks = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import add
@@ -17,6 +17,7 @@ from projections.engine.fold.exact import Exact
 from projections.engine.views.column_types import EXACT, Scalar
 from projections.engine.views.columns import Column, Role
 from projections.engine.views.core_views import snapshot_view_name
+from projections.engine.views.event_context import At, place_of
 from projections.engine.views.view import Kind, View, tuple_getter
 
 ADDING = (Kind.JOURNAL, Kind.POLICY)
@@ -29,7 +30,26 @@ class Sums:
     def __init__(self, view: View) -> None:
         self.key = tuple_getter(view.key_places)
         self.increments = tuple_getter([place for place, column in enumerate(view.columns) if not column.is_key])
-        self.combine = tuple(map(_combiner, view.values))
+        own = [column for column in view.columns if not column.is_key]
+        self._combine = tuple(map(_combiner, own))
+        placed = [(number, column.role is Role.LATEST) for number, column in enumerate(own) if column.place]
+        self.placed = [(number, place, is_latest) for place, (number, is_latest) in enumerate(placed, len(own))]
+        """Of each Latest and First: where its value and its place are among the increments, and whether it is a Latest."""
+
+    def located(self, values: tuple[Any, ...], at: At) -> tuple[Any, ...]:
+        """An event's increments with the places of its Latest and First values: None says nothing, so it has none."""
+        place = place_of(at)
+        return (*values, *[None if values[number] is None else place for number, _, _ in self.placed])
+
+    def merge(self, before: Sequence[Any], more: Sequence[Any]) -> list[Any]:
+        """Two parts' increments in one. Of the same place are values of one commit only, and `more` has the later ones."""
+        merged = [one(a, b) for one, a, b in zip(self._combine, before, more, strict=False)]
+        for number, place, is_latest in self.placed:
+            was, now = before[place], more[place]
+            stays = now is None or (was is not None and (was > now if is_latest else was <= now))
+            merged[number] = (before if stays else more)[number]
+            merged.append(was if stays else now)
+        return merged
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,6 +132,8 @@ def _kinds(steps: Mapping[str, Mapping[str, Step | None]]) -> dict[str, type]:
 
 
 def _combiner(column: Column) -> Callable[[Any, Any], Any]:
+    if column.place:
+        return lambda _before, more: more  # until `merge` has looked at the places
     if column.role is Role.SUM:
         return EXACT.add if column.scalar is Scalar.DECIMAL else add
     return min if column.role is Role.MIN else max

@@ -188,7 +188,7 @@ def _rows(connection: Connection, view: View, table: str, of_partitions: str, ar
         sql.SQL("convert_to({}::text, 'UTF8')" if column.scalar is Scalar.JSON else "{}").format(
             sql.Identifier(column.name)
         )
-        for column in view.columns
+        for column in view.stored
     ]
     place = sql.Identifier(PARTITION)
     query = sql.SQL("select {}, {} from {} where {} {}").format(
@@ -305,6 +305,6 @@ def _named(view: View, row: StoredRow | None, *, keys: bool = False) -> dict[str
         return {}
     return {
         column.name: value.decode() if isinstance(value, bytes) and column.scalar == "json" else value
-        for column, value in zip(view.columns, row, strict=False)
+        for column, value in zip(view.stored, row, strict=False)
         if column.is_key or not keys
     }

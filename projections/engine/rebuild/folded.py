@@ -75,13 +75,10 @@ class Folded:
         changes = fold(self.plan, decode(self.plan, batch.partition, batch.counted), self.held, self.blocked)
         self.held.merge(changes)
         for view, more in changes.sums.items():
-            sums, combine = self.sums[view], self.plan.sums[view].combine
+            sums, merge = self.sums[view], self.plan.sums[view].merge
             for key, increments in more.items():
                 before = sums.get(key)
-                if before is None:
-                    sums[key] = increments
-                else:
-                    sums[key] = [one(a, b) for one, a, b in zip(combine, before, increments, strict=True)]
+                sums[key] = increments if before is None else merge(before, increments)
         if changes.parked:
             self.parked += changes.parked
             self.blocked = self.blocked.and_parked(changes.parked)
@@ -100,7 +97,7 @@ class Folded:
             case Kind.ENTITY:
                 return _stored(view, (row for row in self.held.rows[view.name].values() if row is not None), partition)
             case _:
-                in_order = itemgetter(*map([*view.key, *view.values].index, view.columns))
+                in_order = itemgetter(*map([*view.key, *view.values].index, view.stored))
                 sums = self.sums[view.name].items()
                 return _stored(view, (in_order((*key, *increments)) for key, increments in sums), partition)
 
@@ -116,7 +113,7 @@ def added_rows(view: View, changes: Changes) -> Iterator[StoredRow]:
 
 def _stored(view: View, rows: Iterable[Any], partition: int) -> Iterator[StoredRow]:
     last = (partition,)
-    converters = [(i, c) for i, column in enumerate(view.columns) if (c := column.type.to_database) is not None]
+    converters = [(i, c) for i, column in enumerate(view.stored) if (c := column.type.to_database) is not None]
     if not converters:
         for row in rows:
             yield row + last

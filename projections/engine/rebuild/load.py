@@ -38,7 +38,7 @@ from projections.engine.rebuild.shares import Share, split
 from projections.engine.store.parking import insert_parked, parked_streams
 from projections.engine.store.positions import read_positions
 from projections.engine.store.writing import fold_and_write, is_refusal
-from projections.engine.views.columns import PARTITION
+from projections.engine.views.columns import AGGREGATES, PARTITION, place_name
 from projections.engine.views.tables import to_index
 from projections.engine.views.view import CORE, Kind, View
 
@@ -186,7 +186,10 @@ def add_up_shares(connection: Connection, build: Build, view: View) -> int:
     """Replace rows of one key that several shares loaded by their sum; the number of rows. Raises BuildAbandoned."""
     comma, table, values = sql.SQL(", "), sql.Identifier(build.table), [sql.Identifier(one.name) for one in view.values]
     keys = comma.join(map(sql.Identifier, [*(column.name for column in view.key), PARTITION]))
-    sums = comma.join(sql.SQL(f"{one.role}({{}})").format(name) for one, name in zip(view.values, values, strict=True))
+    sums = comma.join(
+        sql.SQL(AGGREGATES[one.role]).format(name, sql.Identifier(place_name(one.name)))
+        for one, name in zip(view.values, values, strict=True)
+    )
     names = {"table": table, "keys": keys, "values": comma.join(values), "sums": sums}
     try:
         connection.execute(sql.SQL(_ADD_UP).format(**names))
@@ -330,7 +333,7 @@ class PartWriter:
             if entered:
                 self._copying = self._connection.cursor().copy(copy_into(self.view, self.build.table))
                 self._copy = self._copying.__enter__()
-                self._copy.set_types([*(one.type.copied_as or one.type.sql_name for one in self.view.columns), "int2"])
+                self._copy.set_types([*(one.type.copied_as or one.type.sql_name for one in self.view.stored), "int2"])
         except BaseException:
             self._connection.close()
             raise
@@ -424,7 +427,7 @@ select pg_terminate_backend(pid, %s) from pg_stat_activity
 
 
 def copy_into(view: View, table: str) -> sql.Composed:
-    names = [sql.Identifier(column.name) for column in view.columns]
+    names = [sql.Identifier(column.name) for column in view.stored]
     return sql.SQL("copy {} ({}) from stdin (format binary)").format(
         sql.Identifier(table), sql.SQL(", ").join([*names, sql.Identifier(PARTITION)])
     )

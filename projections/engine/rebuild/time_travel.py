@@ -33,7 +33,7 @@ from projections.engine.rebuild.builds import (
 from projections.engine.rebuild.claims import builder, try_claim
 from projections.engine.rebuild.load import Filled, Filling
 from projections.engine.store.positions import write_build_positions
-from projections.engine.views.columns import Role
+from projections.engine.views.columns import AGGREGATES, Column, place_name
 from projections.engine.views.core_views import code_set
 from projections.engine.views.view import Kind, View
 
@@ -94,14 +94,14 @@ def look_back(
 
 def query_of(connection: Connection, view: View, table: str) -> str:
     """SQL that shows a table's rows as readers of the view see them: without partitions, a summary's shares added up."""
-    names = [table, *(column.name for column in view.columns)]
-    quoted = connection.execute(
-        "select quote_ident(n) from unnest(%s::text[]) with ordinality u(n, i) order by i", (names,)
-    )
-    source, *columns = (name for (name,) in quoted)
-    if view.kind is not Kind.SUMMARY:
-        return f"select {', '.join(columns)} from {source}"  # noqa: S608, quoted above
-    roles = dict(zip(columns, (column.role for column in view.columns), strict=True))
-    shown = (name if role is Role.KEY else f"{role}({name}) as {name}" for name, role in roles.items())
-    keys = (name for name, role in roles.items() if role is Role.KEY)
-    return f"select {', '.join(shown)} from {source} group by {', '.join(keys)}"  # noqa: S608
+    names = [table, *(column.name for column in view.stored)]
+    found = connection.execute("select n, quote_ident(n) from unnest(%s::text[]) n", (names,))
+    quoted: dict[str, str] = dict(found.fetchall())
+
+    def shown(column: Column) -> str:
+        name, place = quoted[column.name], quoted.get(place_name(column.name))
+        return f"{AGGREGATES[column.role].format(name, place)} as {name}" if column.role in AGGREGATES else name
+
+    query = f"select {', '.join(map(shown, view.columns))} from {quoted[table]}"  # noqa: S608
+    keys = ", ".join(quoted[column.name] for column in view.key)
+    return f"{query} group by {keys}" if view.kind is Kind.SUMMARY else query

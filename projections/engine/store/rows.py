@@ -22,7 +22,7 @@ from projections.engine.fold.fold import Changes, Decoded, RowCache, keys_to_loa
 from projections.engine.fold.plan import Plan
 from projections.engine.views import binary_arrays
 from projections.engine.views.column_types import Scalar
-from projections.engine.views.columns import PARTITION, Column, Role
+from projections.engine.views.columns import PARTITION, Column, Role, place_name
 from projections.engine.views.core_views import command_key
 from projections.engine.views.view import Kind, View
 
@@ -283,6 +283,13 @@ _COMBINED = {
     Role.SUM: sql.SQL("{0} = t.{0} + excluded.{0}"),
     Role.MIN: sql.SQL("{0} = least(t.{0}, excluded.{0})"),
     Role.MAX: sql.SQL("{0} = greatest(t.{0}, excluded.{0})"),
+    # of places; null is none, which `greatest` and `least` leave out
+    Role.LATEST: sql.SQL(
+        "{0} = case when t.{1} > excluded.{1} or excluded.{1} is null then t.{0} else excluded.{0} end"
+    ),
+    Role.FIRST: sql.SQL(
+        "{0} = case when t.{1} <= excluded.{1} or excluded.{1} is null then t.{0} else excluded.{0} end"
+    ),
 }
 
 
@@ -292,7 +299,10 @@ def _add(view: View, table: str) -> bytes:
         _insert_into(table, [*view.key, *view.values]),
         sql.SQL(", ").join(_names(view.key)),
         sql.Identifier(PARTITION),
-        sql.SQL(", ").join(_COMBINED[column.role].format(sql.Identifier(column.name)) for column in view.values),
+        sql.SQL(", ").join(
+            _COMBINED[column.role].format(sql.Identifier(column.name), sql.Identifier(place_name(column.name)))
+            for column in view.values
+        ),
     )
     return upsert.as_bytes()
 

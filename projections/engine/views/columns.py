@@ -1,12 +1,12 @@
 """The columns of a view, read from its row class.
 
-`Key[str]` is `str` to the type checker and a key column to the engine. `Sum`, `Min` and `Max` mark how a summary's
-columns combine; all three give the same result in any order and grouping, so each partition can keep its own subtotal.
+`Key[str]` is `str` to the type checker and a key column to the engine. `Sum`, `Min`, `Max`, `Latest` and `First` mark how a
+summary's columns combine; all give the same result in any order and grouping, so each partition can keep its own subtotal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from functools import cached_property
@@ -34,12 +34,25 @@ class Role(StrEnum):
     SUM = "sum"
     MIN = "min"
     MAX = "max"
+    LATEST = "latest"
+    FIRST = "first"
 
 
 Key = Annotated[T, Role.KEY]
 Sum = Annotated[T, Role.SUM]
 Min = Annotated[T, Role.MIN]
 Max = Annotated[T, Role.MAX]
+Latest = Annotated[T, Role.LATEST]
+First = Annotated[T, Role.FIRST]
+
+AGGREGATES: Mapping[str, str] = {
+    Role.SUM: "sum({0})",
+    Role.MIN: "min({0})",
+    Role.MAX: "max({0})",
+    Role.LATEST: "(array_agg({0} order by {1} desc nulls last))[1]",
+    Role.FIRST: "(array_agg({0} order by {1} nulls last))[1]",
+}
+"""SQL that combines the subtotals of a summary's column {0}. {1} is the column of its places (`place_name`)."""
 
 
 class BadView(SamefoldError):
@@ -78,6 +91,12 @@ class Column:
         return type_of(self.scalar, self.enum, is_key=self.is_key, is_sum=self.role is Role.SUM)
 
     @property
+    def place(self) -> Column | None:
+        """Of a Latest or First: the hidden column of the place in the log that its value comes from; null while it has none."""
+        extreme = {Role.LATEST: Role.MAX, Role.FIRST: Role.MIN}.get(self.role)
+        return Column(place_name(self.name), Scalar.DECIMAL, self.optional, extreme) if extreme else None
+
+    @property
     def shape(self) -> str:
         return f"{self.name}:{self.scalar}{'?' if self.optional else ''}:{self.role}"
 
@@ -98,6 +117,11 @@ class Column:
             values = [value for value in values if value is not None]
             kinds.remove(NoneType)
         return not values or (kinds == {self.type.python} and self.type.are_exact(values))
+
+
+def place_name(column: str) -> str:
+    """No author's column begins with an underscore, and `_partition` has only one."""
+    return f"__{column}"
 
 
 def value_of(column: Column, text: str) -> Any:
@@ -154,7 +178,7 @@ def _column(view: str, name: str, hint: Any) -> Column:
             f"View '{view}': column '{name}' has the type {hint}, which no column can store.",
             "Use bool, int, str, date, datetime, Decimal, UUID, bytes, an Enum or Literal of strings, or one of these `| None`.",
         )
-    if optional and role is not Role.PLAIN:
+    if optional and role not in (Role.PLAIN, Role.LATEST, Role.FIRST):
         raise BadView(f"View '{view}': {role} column '{name}' can't be None.", "Remove `| None`.")
     if role in _COMBINABLE and (scalar not in _COMBINABLE[role] or enum is not None):
         allowed = ", ".join(_COMBINABLE[role])

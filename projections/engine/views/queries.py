@@ -16,7 +16,7 @@ from psycopg import sql
 from domain.engine.personal.tokens import may_hold
 from infra.access import BadAccess, Rows
 from projections.engine.views.column_types import BadRow
-from projections.engine.views.columns import Column
+from projections.engine.views.columns import AGGREGATES, Column, place_name
 from projections.engine.views.sql_views import STOPPED
 from projections.engine.views.token import Token
 from projections.engine.views.view import Kind, View
@@ -212,7 +212,8 @@ def source_of(view: View, table: str) -> sql.Composed:
 
 
 def _added_up(column: Column) -> sql.Composed:
-    return name_of(column) if column.is_key else sql.SQL("{}({})").format(sql.SQL(column.role), name_of(column))
+    combined = sql.SQL(AGGREGATES.get(column.role, "{0}"))
+    return combined.format(name_of(column), sql.SQL("t.{}").format(sql.Identifier(place_name(column.name))))
 
 
 def shown_of(columns: Iterable[Column]) -> sql.Composed:

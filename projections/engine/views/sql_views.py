@@ -16,7 +16,7 @@ from psycopg import errors, sql
 from infra.database.connect import Connection, who
 from infra.database.roles import settle
 from infra.errors import SamefoldError
-from projections.engine.views.columns import PARTITION
+from projections.engine.views.columns import AGGREGATES, place_name
 
 STOPPED = "(select * from stopped_views s where not exists (select from live l where l.view = s.view))"
 """The views that are stopped, in SQL. Of one that is live again, an older release's switch may have left the row."""
@@ -33,7 +33,7 @@ class _Column(NamedTuple):
     name: str
     type: str
     combine: str | None
-    """In a summary: sum, min or max."""
+    """In a summary: one of AGGREGATES."""
 
 
 def replace_sql_view(
@@ -133,13 +133,10 @@ def _replace(connection: Connection, view: str, without: str | None, first: str 
 def _columns(connection: Connection, table: str) -> dict[str, _Column]:
     found = connection.execute(
         "select attname, format_type(atttypid, atttypmod), col_description(attrelid, attnum) from pg_attribute "
-        "where attrelid = to_regclass(quote_ident(%s)) and attnum > 0 and not attisdropped and attname <> %s order by attnum",
-        (table, PARTITION),
+        "where attrelid = to_regclass(quote_ident(%s)) and attnum > 0 and not attisdropped and attname !~ '^_' order by attnum",
+        (table,),
     )
-    return {
-        name: _Column(name, kind, comment if comment in ("sum", "min", "max") else None)
-        for name, kind, comment in found
-    }
+    return {name: _Column(name, kind, AGGREGATES.get(comment)) for name, kind, comment in found}
 
 
 def _branch(view: str, table: str, wanted: dict[str, _Column], has: dict[str, _Column]) -> sql.Composed:
@@ -166,7 +163,8 @@ def _value(column: _Column, has: _Column | None) -> sql.Composed:
     kind = sql.SQL(column.type)  # as PostgreSQL spelled it
     if has is None:
         return sql.SQL("null::{} as {}").format(kind, name)
-    value: Any = name if has.combine is None else sql.SQL("{}({})").format(sql.SQL(has.combine), name)
+    place = sql.Identifier(place_name(column.name))
+    value: Any = name if has.combine is None else sql.SQL(has.combine).format(name, place)
     if has.type != column.type:
         # through text, any type can be cast to any other; a value that does not fit fails when it is read
         value = sql.SQL("({})::text::{}").format(value, kind)

@@ -2,7 +2,7 @@
 
 Every view's table has a hidden column `_partition`: the partition of the log that the row was folded from. So each row is
 covered by exactly one position, and rebuild and verify work partition by partition. A summary keeps one subtotal per
-partition, and its readers add them up.
+partition, and its readers add them up; beside each Latest and First column, another hidden one has the place of its value.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def table_of(view: View, table_name: str | None = None, metadata: sa.MetaData | 
                 # the SQL view adds up subtotals of older versions too, whose code is gone
                 comment=str(column.role) if view.kind is Kind.SUMMARY and not column.is_key else None,
             )
-            for column in view.columns
+            for column in view.stored
         ),
         sa.Column(PARTITION, sa.SmallInteger, primary_key=view.kind is Kind.SUMMARY, nullable=False),
         *(sa.Index(index_name(name, order), *map(_indexed, order)) for order in view.indexes),

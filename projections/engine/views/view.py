@@ -24,7 +24,7 @@ from domain.engine.contexts import Context, contexts
 from infra.database.own_tables import OWN_TABLES
 from infra.errors import SamefoldError
 from projections.engine.views.column_types import Scalar
-from projections.engine.views.columns import BadView, Column, Role, columns_of, hints_of
+from projections.engine.views.columns import AGGREGATES, BadView, Column, columns_of, hints_of
 from projections.engine.views.event_context import At
 from projections.engine.views.indexes import Order, orders_of
 
@@ -109,9 +109,14 @@ class View:
         return itemgetter(*self.key_places) if self.key_function is None else tuple_getter(self.key_places)
 
     @property
+    def stored(self) -> tuple[Column, ...]:
+        """The columns of its tables, but `_partition`: the row's, then the places of Latest and First values."""
+        return (*self.columns, *(place for column in self.columns if (place := column.place)))
+
+    @property
     def values(self) -> tuple[Column, ...]:
-        """The columns beside the key: a summary's increments."""
-        return tuple(column for column in self.columns if not column.is_key)
+        """The stored columns beside the key: a summary's increments."""
+        return tuple(column for column in self.stored if not column.is_key)
 
     @property
     def needs_state(self) -> bool:
@@ -297,17 +302,18 @@ def members_of(annotation: Any) -> tuple[Any, ...]:
 def _check_columns(name: str, kind: Kind, columns: tuple[Column, ...]) -> None:
     if not any(column.is_key for column in columns):
         raise BadView(f"View '{name}' has no key.", "Mark the columns that identify a row: `room: Key[str]`.")
-    if len(columns) > MOST_COLUMNS or sum(column.is_key for column in columns) > MOST_KEYS:
+    stored = len(columns) + sum(column.place is not None for column in columns)
+    if stored > MOST_COLUMNS or sum(column.is_key for column in columns) > MOST_KEYS:
         raise BadView(
             f"View '{name}' has too many columns for a table or its key.",
-            f"Use at most {MOST_COLUMNS} columns, of which at most {MOST_KEYS} are `Key[…]`.",
+            f"Use at most {MOST_COLUMNS} columns (Latest and First count twice), of which at most {MOST_KEYS} are `Key[…]`.",
         )
     for column in columns:
-        combines = column.role in (Role.SUM, Role.MIN, Role.MAX)
+        combines = column.role in AGGREGATES
         if kind is Kind.SUMMARY and not (column.is_key or combines):
             raise BadView(
                 f"Summary '{name}': column '{column.name}' is neither a key, nor does it declare how it combines.",
-                f"Write `{column.name}: Key[…]`, or Sum[…], Min[…] or Max[…].",
+                f"Write `{column.name}: Key[…]`, or Sum[…], Min[…], Max[…], Latest[…] or First[…].",
             )
         if kind is not Kind.SUMMARY and combines:
             raise BadView(

@@ -580,10 +580,13 @@ SUMMED = """
     class Total(NamedTuple):
         kind: Key[str]
         cents: Sum[int]
+        last: Latest[int]
+        first: First[int]
+        last_large: Latest[int | None]
 
     def delta(event: MoneyDeposited | MoneyWithdrawn, at: At) -> Iterable[Total]:
         fail(event)
-        yield Total(type(event).__name__, change(event))
+        yield Total(type(event).__name__, change(event), event.cents, event.cents, event.cents if event.cents > 9 else None)
 """
 
 
@@ -598,6 +601,11 @@ def test_where_the_key_does_not_tell_the_stream_parked_ones_are_counted(parked_a
     assert get(parked_api, "/views/sums").json()["parked"] == 1
     totals = get(parked_api, "/views/totals/MoneyDeposited").json()
     assert (totals["row"]["cents"], totals["parked"]) == (7, 1)
+    assert {totals["row"]["first"], totals["row"]["last"]} == {3, 4}
+    assert totals["row"]["last_large"] is None
+    assert get(parked_api, "/views/totals?last_large=&limit=5").json()["items"] == [totals["row"]]
+    assert get(parked_api, "/views/totals?last_large=10").json()["items"] == []
+    assert get(parked_api, "/views/totals?__last=1").status_code == 422
     views = {one["name"]: one["parked"] for one in get(parked_api, "/views").json()["views"]}
     assert (views["sums"], views["totals"], views["balances"]) == (1, 1, 0)
 

@@ -77,6 +77,20 @@ def test_they_are_the_same_in_every_process_and_in_whatever_order_a_set_is() -> 
     )
 
 
+def test_the_result_of_a_latest_is_its_value_without_the_place_that_it_comes_from() -> None:
+    """A type of event that is recorded later moves the places of others."""
+    source = """
+class Row(NamedTuple):
+    all: Key[str]
+    last: Latest[int]
+    noted: First[str | None]
+
+def delta(event: Filled, at: At) -> Iterable[Row]:
+    yield Row("all", 1, None)
+"""
+    assert len({*digits(view(source))} - {"."}) == 1
+
+
 def test_an_event_that_can_not_be_folded_has_a_result_and_the_next_go_on_without_it() -> None:
     source = """
 class Row(NamedTuple):

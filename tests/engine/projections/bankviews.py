@@ -100,10 +100,14 @@ TOTALS = """
         count: Sum[int]
         cents: Sum[int]
         largest: Max[int]
+        account: Latest[str]
+        began: First[date]
+        purpose: Latest[str | None]
 
     def delta(event: MoneyDeposited | MoneyWithdrawn, at: At) -> Iterable[Total]:
         fail(event)
-        yield Total(type(event).__name__, 1, change(event), event.cents)
+        purpose = event.details.purpose or None
+        yield Total(type(event).__name__, 1, change(event), event.cents, f"{at.id} {at.version}", event.on, purpose)
 """
 PARKING = {"sums": SUMS, "moves": MOVES, "totals": TOTALS}
 """A view of each kind that parks what `fail` refuses."""

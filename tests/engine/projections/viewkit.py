@@ -30,7 +30,7 @@ from decimal import Decimal
 from enum import Enum
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
-from projections.engine import At, Index, Key, Max, Min, Sum
+from projections.engine import At, First, Index, Key, Latest, Max, Min, Sum
 from tests.engine.purse import Filled, Spent, State
 VERSION = 1
 """
