@@ -67,6 +67,7 @@ def test_it_says_what_all_was_folded(found: Found) -> None:
     assert {f"{letter} {act}" for letter in "ekjs" for act in ACTS[:4]} <= reached.keys()
     assert {*COLUMNS} <= kept
     assert {f"Sum[{kind}]" for kind in SUMS} <= kept
+    assert {"Latest", "First"} <= {what.partition("[")[0] for what in kept}
     assert {what: reached[what] for what, least in LEAST.items() if reached[what] < least} == {}
 
 
@@ -121,8 +122,11 @@ def memory_differences(specs: Mapping[int, HistorySpec], chance: random.Random) 
         for view in (snapshot_view(contexts[context_name(number)]), *own):
             views[view.name], of_view[view.name] = view, spec
     made = history(chance, chance.randint(1, 4), mixed(chance, specs))
-    # as a broker would have it, a record each second
-    logs = [[Entry(1_767_225_600_000 + 1000 * n, value) for n, value in enumerate(log)] for log in made.logs]
+    # several records have one time, in one partition and in others, and clocks go back
+    logs = [
+        [Entry(1_767_225_600_000 + (n - chance.randrange(60)) // 3, value) for n, value in enumerate(log)]
+        for log in made.logs
+    ]
     skips = skips_of(specs)
     expected = expect(logs, specs, skips)
     places, rows, parked = in_memory(logs, views, contexts, skips, chance)
@@ -164,6 +168,9 @@ MUTANTS = {
         Edit(FOLD, "journal.function(event, after, at)", "journal.function(event, before if context else after, at)")
     ],
     "sums added twice": [Edit(FOLDED, ADD, "(*changes.sums.items(), *changes.sums.items()):")],
+    "the latest to arrive": [
+        Edit("projections/engine/fold/plan.py", "(was > now if is_latest else was <= now)", "not is_latest")
+    ],
     "parked streams forgotten": [Edit(FOLDED, "self.blocked = self.blocked.and_parked(changes.parked)", "pass")],
     "skips unread": [
         Edit(FOLD, "any(first <= at.version <= last for first, last in self.skips.get(key, ()))", "False")

@@ -69,7 +69,12 @@ class Oracle:
         if view == "moves":
             return frozenset((stream.partition("/")[2], v, balance) for stream, v, _, balance in events)
         if view == "totals":
-            return frozenset({("all", len(events), sum(event[2] for event in events))} if events else ())
+            every, odd = (
+                [f"{stream} {v}" for stream, v, *_ in events],
+                [cents for _, _, cents, _ in events if cents % 2],
+            )
+            total = len(events), sum(event[2] for event in events)
+            return frozenset({("all", *total, every[-1], every[0], odd[-1] if odd else None)} if events else ())
         trails: dict[str, str] = {}
         for stream, number, cents, _ in events:
             if number < since.get(stream, number + 1) and (stream, number) not in left:
@@ -152,7 +157,7 @@ def _seen(view: str, row: Row) -> Any:
         case "moves":
             return row["account"], row["line"], row["balance"]
         case "totals":
-            return row["kind"], int(row["count"]), int(row["cents"])
+            return row["kind"], int(row["count"]), int(row["cents"]), row["last"], row["first"], row["odd"]
         case _:
             return row["account"], row["trail"]
 

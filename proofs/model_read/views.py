@@ -39,9 +39,13 @@ TOTALS = """
         kind: Key[str]
         count: Sum[int]
         cents: Sum[int]
+        last: Latest[str]
+        first: First[str]
+        odd: Latest[int | None]
 
     def delta(event: MoneyDeposited, at: At) -> Iterable[Total]:
-        yield Total("all", 1, event.cents)
+        it = f"{at.stream} {at.version}"
+        yield Total("all", 1, event.cents, it, it, event.cents if event.cents % 2 else None)
 """
 
 MOVES = """

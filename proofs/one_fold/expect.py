@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Context, Decimal
+from functools import reduce
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -17,7 +18,7 @@ from uuid import UUID
 from proofs.bank_oracle import EPOCH, At, Entry, Place, Reader, outcome_row
 from proofs.one_fold import made
 from proofs.one_fold.generate import HistorySpec, ViewSpec, all_columns, context_name, view_name
-from proofs.one_fold.values import STATES, Inner, Level, Mood, Tone
+from proofs.one_fold.values import PLACED, STATES, Inner, Level, Mood, Tone
 
 EXACT = Context(prec=200_000)
 LONGEST_KEY = 2_000
@@ -45,6 +46,21 @@ class Parked(NamedTuple):
     version: int
 
 
+class Said(NamedTuple):
+    """Where a summary's row was made, in the log's order: in a commit, by an event, as its first or a later row."""
+
+    time: datetime
+    partition: int
+    offset: int
+    version: int
+    number: int
+
+    @property
+    def digits(self) -> int:
+        """Of the commit, as tables have it: 13 digits of its time, 5 of the partition, 19 of the offset."""
+        return int(f"{(self.time - EPOCH) // timedelta(milliseconds=1):013}{self.partition:05}{self.offset:019}")
+
+
 class Refused(Exception):
     """A value that a column does not take, or a row that its table does not."""
 
@@ -60,13 +76,15 @@ class Stop:
 
 @dataclass(slots=True)
 class Result:
-    """Rows are texts, by view; so are differences. `stops` is by view and partition."""
+    """Rows are texts, by view, as tables hold them; so are differences. `stops` is by view and partition."""
 
     places: list[Place]
     rows: dict[str, list[tuple[str, ...]]]
     parked: set[Parked]
     stops: dict[tuple[str, int], Stop]
     reached: Counter[str]
+    read: dict[str, list[tuple[str, ...]]]
+    """Of summaries, what readers see: rows of all partitions combined."""
 
 
 @dataclass(slots=True)
@@ -215,7 +233,9 @@ class _View:
     row: Any = field(init=False)
     fields: made.Fields = field(init=False)
     rows: dict[tuple[Any, ...], Any] = field(default_factory=dict)
-    """By key, for a summary with the partition behind it: partition and row."""
+    """By key: partition and row."""
+    said: dict[tuple[Any, ...], list[tuple[Said, Any]]] = field(default_factory=dict)
+    """Of a summary, by key: all rows that were ever made, with where."""
     parked: dict[str, Parked] = field(default_factory=dict)
     stops: dict[int, Stop] = field(default_factory=dict)
     reached: Counter[str] = field(default_factory=Counter)
@@ -291,17 +311,35 @@ class _View:
         self.rows |= more
 
     def _sum(self, at: At, rows: Any) -> None:
-        columns = all_columns(self.spec)
-        size = len(self.spec.keys)
-        staged: dict[tuple[Any, ...], Any] = {}
-        for one in list(rows):
-            row = self._canonical(one)
-            key = (*row[:size], at.partition)
-            if key in staged or key in self.rows:
-                _, was = staged.get(key) or self.rows[key]
-                row = self.row(*map(_combine, [column.role for column in columns], was, row))
-            staged[key] = (at.partition, row)
-        self.rows |= staged
+        for number, row in enumerate([self._canonical(one) for one in list(rows)]):
+            said = Said(at.time, at.partition, at.offset, at.version, number)
+            self.said.setdefault(row[: len(self.spec.keys)], []).append((said, row))
+
+    def told(self) -> list[tuple[str, ...]]:
+        """The rows of the table."""
+        found = [(*map(shown, row), shown(partition)) for partition, row in self.rows.values()]
+        for said in self.said.values():
+            for partition in sorted({place.partition for place, _ in said}):
+                values, places = self._combined([one for one in said if one[0].partition == partition])
+                found.append((*map(shown, [*values, *places]), shown(partition)))
+        return found
+
+    def read(self) -> list[tuple[str, ...]]:
+        """The rows that readers of a summary see."""
+        return [tuple(map(shown, self._combined(said)[0])) for said in self.said.values()]
+
+    def _combined(self, said: Sequence[tuple[Said, Any]]) -> tuple[list[Any], list[Any]]:
+        """A row of these, and the places of its Latest and First values, as digits."""
+        values, places = list[Any](), list[Any]()
+        for number, column in enumerate(all_columns(self.spec)):
+            some = [(place, row[number]) for place, row in said if row[number] is not None]
+            if column.role in PLACED:
+                place, value = (max if column.role == "Latest" else min)(some, key=_place, default=(None, None))
+                places.append(place and place.digits)
+            else:
+                value = _combine(column.role, [value for _, value in some])
+            values.append(value)
+        return values, places
 
     def _canonical(self, row: Any) -> Any:
         if type(row) is not self.row:
@@ -318,16 +356,20 @@ class _View:
         return found
 
 
-def _combine(role: str, a: Any, b: Any) -> Any:
+def _place(one: tuple[Said, Any]) -> Said:
+    return one[0]
+
+
+def _combine(role: str, values: Sequence[Any]) -> Any:
     match role:
         case "Sum":
-            return a + b if isinstance(a, int) else EXACT.add(a, b)
+            return sum(values) if isinstance(values[0], int) else reduce(EXACT.add, values)
         case "Min":
-            return min(a, b)
+            return min(values)
         case "Max":
-            return max(a, b)
+            return max(values)
         case _:
-            return a
+            return values[0]
 
 
 @dataclass(slots=True)
@@ -387,7 +429,7 @@ def expect(
             outcomes.append(tuple(map(shown, outcome_row(commit, time, partition))))
             for record in commit["events"]:
                 contexts[stream.partition("/")[0]].take(partition, offset, time, stream, record)
-    rows = {"command_outcomes": outcomes}
+    rows, read = {"command_outcomes": outcomes}, dict[str, list[tuple[str, ...]]]()
     reached: Counter[str] = Counter()
     parked: set[Parked] = set()
     stops: dict[tuple[str, int], Stop] = {}
@@ -397,11 +439,13 @@ def expect(
             for stream, (version, partition, state) in context.states.items()
         ]
         for one in context.views:
-            rows[one.name] = [(*map(shown, row), shown(partition)) for partition, row in one.rows.values()]
+            rows[one.name] = one.told()
+            if one.spec.letter == "s":
+                read[one.name] = one.read()
             reached += one.reached
             parked |= set(one.parked.values())
             stops |= {(one.name, partition): stop for partition, stop in one.stops.items()}
-    return Result([reader.place for reader in readers], rows, parked, stops, reached)
+    return Result([reader.place for reader in readers], rows, parked, stops, reached, read)
 
 
 def found_rows(spec: HistorySpec | None, view: str, rows: Sequence[Sequence[Any]]) -> list[tuple[str, ...]]:

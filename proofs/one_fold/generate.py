@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from textwrap import indent
 
-from proofs.one_fold.values import COLUMNS, KEYS, STATES, TYPES, Type
+from proofs.one_fold.values import COLUMNS, KEYS, PLACED, STATES, TYPES, Type
 
 KINDS = {"e": "entity", "k": "entity with keys", "j": "journal", "d": "journal with keys", "s": "summary"}
 ACTS = ("set", "fold", "keep", "gone", "word", "raise", "stray", "alien")
@@ -18,7 +18,7 @@ PICKS = 6
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`kind` is a type's name; `role` is Key, Sum, Min, Max or nothing."""
+    """`kind` is a type's name; `role` is Key, Sum, Min, Max, Latest, First or nothing."""
 
     name: str
     kind: str
@@ -99,6 +99,11 @@ def _view(chance: random.Random, letter: str, turn: Turn) -> ViewSpec:
     if letter == "s":
         roles = chance.choices(("Sum", "Min", "Max"), k=chance.randrange(1, 5))
         columns = [Column(f"c{n}", chance.choice(sorted(TYPES[role])), role) for n, role in enumerate(roles)]
+        more = random.Random(repr(columns))
+        columns += [
+            Column(f"p{n}", more.choice(sorted(COLUMNS)), more.choice(PLACED), more.random() < 0.6)
+            for n in range(more.randrange(3))
+        ]
     else:
         columns = [Column(f"c{n}", next(types), "", chance.random() < 0.4) for n in range(chance.randrange(1, 5))]
     return ViewSpec(
@@ -140,7 +145,7 @@ from typing import Literal, NamedTuple
 from uuid import UUID
 
 from domain.language import fact
-from projections.engine import At, Key, Max, Min, Sum
+from projections.engine import At, First, Key, Latest, Max, Min, Sum
 from proofs.one_fold import made
 from proofs.one_fold.values import STATES, TYPES, Inner, Level, Mood, Tone
 """

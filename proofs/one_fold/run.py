@@ -194,10 +194,14 @@ class Folding:
         self.compare_at(place, step, tables, expected)
 
     def compare_at(self, place: Settings, step: str, tables: Mapping[str, str], expected: Result) -> None:
+        live = live_tables(place)
         for view, table in tables.items():
             found = OWN.fullmatch(view)
             rows = found_rows(self.specs[int(found[1])] if found else None, view, rows_of(place, table))
             self.add(step, differences(view, expected.rows[view], rows))
+            if view in expected.read and table == live.get(view):
+                read = found_rows(None, view, rows_of(place, view))  # the SQL view
+                self.add(f"{step}: read", differences(view, expected.read[view], read))
         wanted = {one for one in expected.parked if one.view in tables}
         there = parked_of(place, tables.values())
         self.add(step, [f"not parked: {one}" for one in sorted(wanted - there)])

@@ -160,7 +160,9 @@ SUMS = {
     "Decimal": Type("Decimal", _DECIMALS, _NO_DECIMALS),
 }
 EXTREMES = {name: COLUMNS[name] for name in ("int", "Decimal", "date", "datetime")}
-TYPES = {"": COLUMNS, "Key": KEYS, "Sum": SUMS, "Min": EXTREMES, "Max": EXTREMES}
+PLACED = ("Latest", "First")
+"""The roles whose values come from one place in the log."""
+TYPES = {"": COLUMNS, "Key": KEYS, "Sum": SUMS, "Min": EXTREMES, "Max": EXTREMES, **dict.fromkeys(PLACED, COLUMNS)}
 """By a column's role and its type's name."""
 
 STATES = {
