@@ -23,10 +23,9 @@ from projections.engine.fold.plan import Sums
 from projections.engine.rebuild.folded import Folded
 from projections.engine.rebuild.time_travel import query_of
 from projections.engine.store.commit import Batch, CommitStatus
-from projections.engine.views import queries
 from projections.engine.views.event_context import At
 from tests.engine.projections.bankviews import view
-from tests.engine.projections.test_asking import ask, rows
+from tests.engine.projections.test_asking import ask, page_of, rows
 from tests.engine.projections.test_engine import PARTITIONS, Bench
 from tests.engine.projections.test_fold import filled, spent
 from tests.engine.projections.viewkit import views
@@ -106,7 +105,7 @@ def wanted(said: dict[Said, tuple[int, str, bool]]) -> dict[str, Any]:
 def read(bench: Bench) -> list[list[dict[str, Any]]]:
     """The row as the API, the SQL view and a query of time travel show it."""
     [seen] = [one for one in bench.views.values() if one.name == "seen"]
-    page = queries.page(seen, seen.table_name, bench.settings.events_topic, {}, None, 10)
+    page = page_of(seen)
     texts = ["select * from seen", query_of(bench.db, seen, seen.table_name)]
     columns = [column.name for column in seen.columns]
     tables = [bench.db.execute(text.encode()).fetchall() for text in texts]
@@ -142,7 +141,7 @@ def test_none_leaves_a_column_as_it_is_and_before_the_first_value_it_is_null(ben
     assert [(row["note"], row["first_note"], row["left"]) for [row] in read(bench)] == [("said", "said", False)] * 3
     seen = bench.views["seen"]
     for filters, count in (({"note": "said"}, 1), ({"note": "not"}, 0), ({"left": False, "mood": "good"}, 1)):
-        page = queries.page(seen, seen.table_name, bench.settings.events_topic, filters, None, 10)
+        page = page_of(seen, filters)
         assert len(rows(ask(bench.db, page))) == count
 
 
