@@ -284,6 +284,28 @@ def test_a_row_that_is_no_longer_the_callers_is_gone(api: Api, shared_world: Set
         assert other.messages.empty()
 
 
+def test_a_live_list_has_the_callers_rows_and_tells_of_no_others(api: Api) -> None:
+    name = fresh()
+    path = f"/views/balances/live?account={name}"
+    with (
+        subscribed(api, path, Caller="ada") as ada,
+        subscribed(api, path, Caller="bob") as bob,
+        subscribed(api, path, Caller="tom teller") as tom,
+    ):
+        assert [one.next().data["items"] for one in (ada, bob, tom)] == [[], [], []]
+        post(api, "tom teller", name, "open-account", overdraft_limit=0)
+        assert tom.next().data["enter"][0]["row"]["cents"] == 0
+        post(api, "tom teller", name, "deposit", cents=100)
+        for one in (ada, tom):
+            assert one.next().data["enter"][0]["row"]["cents"] == 100
+        post(api, "tom teller", name, "deposit", cents=100)
+        assert (left := ada.next().data)["leave"] == [0]
+        assert left["enter"] == []
+        assert bob.next().data["enter"][0]["row"]["cents"] == 200
+        assert ada.messages.empty()
+        assert bob.messages.empty()
+
+
 def test_watchers_with_rules_of_one_shape_are_read_in_one_query(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     rounds: list[tuple[int, set[Any]]] = []
     by_keys = ViewReader.by_keys
