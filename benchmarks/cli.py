@@ -21,6 +21,7 @@ NAMES = (
     "jvm",
     "crud",
     "reads",
+    "pages",
     "growth",
     "overload",
     "starts",
