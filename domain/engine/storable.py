@@ -238,7 +238,7 @@ class _Conditions:
             raise NotExact(where, f"has an annotation that can't be resolved: {error}.", hint) from error
         if dataclasses.is_dataclass(kind):
             fields = [field.name for field in dataclasses.fields(kind)]
-            _require_plain(kind, where)
+            require_plain(kind, where)
         else:
             fields = list(kind._fields)
         self._within.append(kind)
@@ -279,7 +279,7 @@ def _is_key(number: Decimal) -> bool:
     return number.is_finite() and bool(number or not number.is_signed())
 
 
-def _require_plain(kind: Any, where: str) -> None:
+def require_plain(kind: Any, where: str) -> None:
     """Raises NotExact unless a dataclass is immutable and has no state besides its fields."""
     if kind.__eq__ is object.__eq__:
         raise NotExact(

@@ -175,10 +175,12 @@ select pg_backend_pid(), count(set_config(name, value, false))
 """A session's first statement. Options at the start would do, but no pooler forwards them. A pooler reports another pid."""
 SESSION = {
     "DateStyle": "ISO, MDY",
+    "IntervalStyle": "postgres",
     "TimeZone": "UTC",
     "array_nulls": "on",
     "client_encoding": "UTF8",
     "default_transaction_isolation": "read committed",
+    "extra_float_digits": "1",
     "idle_session_timeout": "0",
     "quote_all_identifiers": "off",
     "restrict_nonsystem_relation_kind": "",

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections import Counter, namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Context, Decimal
 from functools import reduce
 from types import SimpleNamespace
@@ -18,11 +19,15 @@ from uuid import UUID
 from proofs.bank_oracle import EPOCH, At, Entry, Place, Reader, outcome_row
 from proofs.one_fold import made
 from proofs.one_fold.generate import HistorySpec, ViewSpec, all_columns, context_name, view_name
-from proofs.one_fold.values import PLACED, STATES, Inner, Level, Mood, Tone
+from proofs.one_fold.values import PLACED, STATES, Inner, Level, Line, Mood, Parcel, Tone, parcel
 
 EXACT = Context(prec=200_000)
 LONGEST_KEY = 2_000
 """Bytes of a key's texts, bytes and numbers together."""
+LINE = "str", "int", "Decimal", "datetime | None"
+"""The types of a line's fields."""
+MOST_JSON = 2**20
+"""Bytes of a value with parts."""
 MOST_DIGITS = 1_000
 """Of a number, before the point and behind it; sums may have more."""
 
@@ -133,8 +138,86 @@ def canonical(kind: str, role: str, value: Any) -> Any:
             return b"".join([value])
         case "bool" | "Mood" | "Tone" if type(value).__name__ == kind:
             return value
+        case "time" if isinstance(value, time) and value.tzinfo is None:
+            return value.replace(fold=0)
+        case "timedelta" if isinstance(value, timedelta):
+            return timedelta(value.days, value.seconds, value.microseconds)
+        case "float" if isinstance(value, float | int) and abs(value) < 10**309 and math.isfinite(value):
+            if float(value) != value:
+                raise Refused(value)
+            return float(value) + 0.0
+        case "list[int]" | "list[str]" | "list[Line]" if isinstance(value, list):
+            return _small([canonical(kind[5:-1], "", one) for one in value])
+        case "tuple[str | None, ...]" | "tuple[Line, ...]" if isinstance(value, tuple):
+            return _small(tuple(canonical(kind[6:-6], "", one) for one in value))
+        case "dict[str, Decimal]" | "dict[str, list[str]]" if isinstance(value, dict):
+            return {canonical("str", "", name): canonical(kind[10:-1], "", one) for name, one in value.items()}
+        case "Line" if type(value) is Line:
+            if len(value) != len(LINE):
+                raise Refused("a line of another length")
+            return Line(*(canonical(of, "", one) for of, one in zip(LINE, value, strict=True)))
+        case "Parcel" if type(value) is Parcel:
+            kinds = Parcel.__annotations__
+            return parcel(**{name: canonical(of, "", getattr(value, name)) for name, of in kinds.items()})
+        case str() if kind.endswith(" | None"):
+            return None if value is None else canonical(kind.removesuffix(" | None"), role, value)
         case _:
             raise Refused(f"{value!r} is no {kind}")
+
+
+def copied(value: Any) -> Any:
+    """A row, or a value in it, that may be changed in place; dicts are sorted, as no order of theirs is stored."""
+    match value:
+        case list():
+            return list(map(copied, value))
+        case tuple():
+            return tuple.__new__(type(value), map(copied, value))
+        case dict():
+            return {name: copied(one) for name, one in sorted(value.items())}
+        case Parcel():
+            return parcel(**{name: copied(getattr(value, name)) for name in Parcel.__annotations__})
+        case _:
+            return value
+
+
+def _small(value: Any) -> Any:
+    if len(json.dumps(_plain(value), ensure_ascii=False).encode()) > MOST_JSON:
+        raise Refused("too much JSON")
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """A value with parts, as its JSON has it. Numbers are texts: psycopg reads a large float as a whole number."""
+    match value:
+        case Line():
+            return {name: _plain(one) for name, one in value._asdict().items()}
+        case Parcel():
+            return {name: _plain(getattr(value, name)) for name in Parcel.__annotations__}
+        case list() | tuple():
+            return list(map(_plain, value))
+        case dict():
+            return {name: _plain(one) for name, one in sorted(value.items())}
+        case Decimal():
+            return f"{value:f}"
+        case datetime():
+            return value.isoformat().replace("+00:00", "Z")
+        case date() | time():
+            return value.isoformat()
+        case timedelta():
+            days, rest = divmod(abs(value), timedelta(1))
+            seconds = Decimal(rest // timedelta(microseconds=1)).scaleb(-6).normalize()
+            sign = "-P" if value < timedelta(0) else "P"
+            return f"{sign}{f'{days}D' if days or not rest else ''}{f'T{seconds:f}S' if rest else ''}"
+        case bytes():
+            return base64.b64encode(value).decode()
+        case UUID():
+            return str(value)
+        case Mood():
+            return value.value
+        case float() | int() if not isinstance(value, bool):
+            return str(Decimal(repr(value)).normalize())
+        case _:
+            return value
 
 
 def _text(value: str) -> str:
@@ -214,6 +297,10 @@ def _read(types: Mapping[str, Callable[[Any], Any]], kind: str, value: Any) -> A
 
 def shown(value: Any) -> str:
     """A stored value in words; those that psycopg loads and those that are folded here look alike."""
+    if isinstance(value, bytes) and value[:1] == b"\1":  # `jsonb` as it is sent, which no generated bytes look like
+        value = json.loads(value[1:])
+    if isinstance(value, list | dict | tuple | Parcel):
+        return json.dumps(_plain(value), sort_keys=True)
     if isinstance(value, datetime):
         value = value.astimezone(UTC).isoformat()
     if isinstance(value, memoryview | bytearray):
@@ -289,7 +376,7 @@ class _View:
         columns = [column for column in all_columns(self.spec) if column.role == "Key"]
         key = tuple(canonical(c.kind, c.role, value) for c, value in zip(columns, raw, strict=True))
         require_short(key)
-        _, before = self.rows.get(key, (None, None))
+        before = copied(self.rows[key][1]) if key in self.rows else None
         row = made.entity(self.row, self.fields, raw, before, event)
         if row is None:
             self.reached["deleted"] += before is not None

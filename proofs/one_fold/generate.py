@@ -139,7 +139,7 @@ def _event(chance: random.Random) -> Happened:
 _HEAD = """\
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import date, datetime
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Literal, NamedTuple
 from uuid import UUID
@@ -147,7 +147,7 @@ from uuid import UUID
 from domain.language import fact
 from projections.engine import At, First, Key, Latest, Max, Min, Sum
 from proofs.one_fold import made
-from proofs.one_fold.values import STATES, TYPES, Inner, Level, Mood, Tone
+from proofs.one_fold.values import STATES, TYPES, Inner, Level, Line, Mood, Parcel, Tone
 """
 
 _CONTEXT = """

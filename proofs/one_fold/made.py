@@ -25,7 +25,7 @@ def tell(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"{type(value).__name__}{[tell(one) for one in value]}"
     if isinstance(value, dict):
-        return f"{type(value).__name__}{sorted((tell(k), tell(v)) for k, v in value.items())}"
+        return f"{type(value).__name__}{[(tell(k), tell(v)) for k, v in value.items()]}"
     if isinstance(value, datetime):
         return f"{value!r} {value.fold}"
     return f"{type(value).__name__} {value!r}"
@@ -69,7 +69,18 @@ class Fields:
         return {name: getattr(before, name) if place % 2 else values[name] for place, name in enumerate(values)}
 
 
+def spoil(row: Any) -> None:
+    """Change what can be changed in place. The row before is no argument to keep anything in."""
+    for value in row or ():
+        if isinstance(value, list):
+            value.reverse()
+        if isinstance(value, dict):
+            value.clear()
+
+
 def entity(row_class: Any, columns: Fields, key: tuple[Any, ...], row: Any, event: Any) -> Any:
+    seen = tell(None if row is None else tuple(row[:-1]))
+    spoil(row)
     match event.act:
         case "raise":
             raise ValueError("on purpose")
@@ -82,7 +93,7 @@ def entity(row_class: Any, columns: Fields, key: tuple[Any, ...], row: Any, even
     values = columns.folded(row, event) if event.act == "fold" and row is not None else columns.values(event)
     if event.act == "word":
         key = (Word(key[0]), *key[1:])
-    return row_class(*key, **values, seen=tell(None if row is None else tuple(row[:-1])))
+    return row_class(*key, **values, seen=seen)
 
 
 def rows(row_class: Any, columns: Fields, key: tuple[Any, ...], event: Any, after: Any) -> Iterator[Any]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta, timezone
+from dataclasses import dataclass, field, fields
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, IntEnum, StrEnum
 from typing import Any, NamedTuple
 from uuid import UUID
 from zoneinfo import ZoneInfo
+
+from domain.language import fact
 
 
 class Mood(Enum):
@@ -66,6 +68,59 @@ class Blob(bytes):
 class Inner:
     at: datetime | None = None
     share: float = 0.0
+
+
+class Span(timedelta):
+    pass
+
+
+class Share(float):
+    pass
+
+
+class Line(NamedTuple):
+    product: str
+    pieces: int
+    price: Decimal
+    at: datetime | None = None
+
+
+class Other(NamedTuple):
+    """Like a line, but none."""
+
+    product: str
+    pieces: int
+    price: Decimal
+    at: datetime | None = None
+
+
+@fact
+class Parcel:
+    lines: tuple[Line, ...] = ()
+    notes: dict[str, list[str]] = field(default_factory=dict)
+    mood: Mood | None = None
+    weight: float = 0.0
+    label: bytes = b""
+    mark: UUID | None = None
+    sent: date | None = None
+    until: time | None = None
+    takes: timedelta = timedelta(0)
+
+
+@fact
+class Loop:
+    """A type that is as deep as memory."""
+
+    within: list[Loop]
+
+
+def parcel(**values: Any) -> Parcel:
+    """With values that the class would refuse, too."""
+    made = object.__new__(Parcel)
+    for one in fields(Parcel):
+        default = {} if one.name == "notes" else one.default
+        object.__setattr__(made, one.name, values.get(one.name, default))
+    return made
 
 
 class Type(NamedTuple):
@@ -131,6 +186,40 @@ _NO_TIMES = (
     date(2026, 1, 1),
 )
 
+_SPANS = (
+    timedelta(0),
+    timedelta(days=1, seconds=5, microseconds=7),
+    -timedelta(microseconds=1),
+    timedelta.max,
+    timedelta.min,
+    Span(days=-3, hours=5),
+)
+_FLOATS = (0.0, 0.1, -0.0, 1, True, 1e300, -5e-324, 1.7976931348623157e308, 1e22, float(2**53), Share(2.5), Level.HIGH)
+_NO_FLOATS = (float("nan"), float("inf"), -float("inf"), 2**53 + 1, 10**400, Decimal(1), "1")
+_LINES = (
+    Line("", 0, Decimal("1.10"), None),
+    Line("Zürich 🏦\\u0000", -(2**63), Decimal("0.000000000000000000000000000000000000001"), _TIMES[1]),
+    Line(Word("word"), True, 5, _TIMES[4]),  # type: ignore[arg-type]
+    Line(product="a", pieces=2**63 - 1, price=Decimal("1E+2"), at=_TIMES[5]),
+)
+_NO_LINES = (
+    Line("\0", 1, Decimal(1)),
+    Line("a", 2**63, Decimal(1)),
+    Line("a", 1, Decimal("NaN")),
+    Line("a", 1, Decimal(1), _NO_TIMES[0]),
+    Other("a", 1, Decimal(1)),
+    ("a", 1, Decimal(1), None),
+    tuple.__new__(Line, ("a", 1)),
+    None,
+)
+_PARCELS = (
+    Parcel(),
+    parcel(lines=_LINES, notes={"b": ["é", "1"], "aa": [], "": [""]}, mood=Mood.UP, weight=-0.0, label=b"\0\xff"),
+    parcel(
+        mark=Mark(int=7), sent=Day(2026, 3, 1), until=time(23, 59, 59, 999_999, fold=1), takes=_SPANS[2], weight=1e300
+    ),
+)
+
 COLUMNS = {
     one.name: one
     for one in (
@@ -145,16 +234,59 @@ COLUMNS = {
         Type("Mood", (Mood.UP, Mood.DOWN), ("above nothing", Tone.SOFT, "nowhere")),
         Type("Tone", (Tone.SOFT, Tone.LOUD), ("hard", Mood.UP)),
         Type('Literal["x", "y"]', ("x", "y", Word("x")), (5, "\0")),
+        Type(
+            "time",
+            (time(0), time(23, 59, 59, 999_999), time(2, 30, fold=1)),
+            (time(1, tzinfo=UTC), "01:00:00", _TIMES[0], timedelta(1)),
+        ),
+        Type("timedelta", _SPANS, (5, "P1D", time(1))),
     )
 }
-"""By name: what a column may be declared to be."""
-
 KEYS = {
     **COLUMNS,
     "str": Type("str", ("", "a", "k" * 200, Word("a"), "Zürich 🏦", Tone.SOFT), (RANDOM, "\0", "\ud800", 1)),
     "bytes": Type("bytes", (b"", b"\0\xff", Blob(b"")), (RANDOM.encode(), "blob")),
     "Decimal": Type("Decimal", tuple(value for value in _DECIMALS if abs(value) < 10**100), _NO_DECIMALS),
 }
+COLUMNS |= {
+    one.name: one
+    for one in (
+        Type("float", _FLOATS, _NO_FLOATS),
+        Type("list[int]", ([], [1, 2**63 - 1], [3, True, Number(5)]), ([2**63], [None], [1.0], (1,), {1: 1}, "1")),
+        Type(
+            "tuple[str | None, ...]",
+            ((), ("é", None, "\\u0000", '"\\'), ("x" * 9_000, Word("b"))),
+            (("\0",), ("a", "\ud800"), (1,), ["a"], ("x" * 2**20,)),
+        ),
+        Type(
+            "dict[str, Decimal]",
+            (
+                {},
+                {"b": Decimal("1.10"), "aa": Decimal("1E+2"), "a": Decimal("-0.0")},
+                {Word("z"): 5, "é": _DECIMALS[7]},
+            ),
+            ({"a": 1.5}, {"\0": Decimal(1)}, {"\ud800": Decimal(1)}, {1: Decimal(1)}, {None: Decimal(1)}, []),
+        ),
+        Type(
+            "list[Line]",
+            ([], [_LINES[0]], list(_LINES)),
+            ([_LINES[0], _NO_LINES[0]], *([one] for one in _NO_LINES[1:])),
+        ),
+        Type(
+            "Parcel",
+            _PARCELS,
+            (
+                parcel(lines=(_LINES[0], _NO_LINES[2])),
+                parcel(notes={"a": ["b", "\0"]}),
+                parcel(weight=float("nan")),
+                parcel(mood="above nothing"),
+                parcel(takes=None),
+                Inner(),
+            ),
+        ),
+    )
+}
+"""By name: what a column may be declared to be. The ones that are added here can't be keys."""
 SUMS = {
     "int": Type("int", (0, 1, -1, 2**63, 10**30, True, Level.HIGH, 9 * 10**900), (1.0, "1", 10**4_300)),
     "Decimal": Type("Decimal", _DECIMALS, _NO_DECIMALS),
@@ -186,5 +318,18 @@ STATES = {
     )
 }
 
-REFUSED_COLUMNS = ("float", "int | str", "list[int]", "Level", "Mixed", "dict[str, int]", "Literal[1, 2]")
+REFUSED_COLUMNS = (
+    *(
+        "int | str",
+        "Level",
+        "Mixed",
+        "Literal[1, 2]",
+        "list",
+        "list[int | str]",
+        "list[list[Level]]",
+        "set[int]",
+        "tuple[int, str]",
+    ),
+    *("dict[int, str]", "dict[str, complex]", "dict[Mood, int]", "Loop", "complex"),
+)
 """What no column may be declared to be."""

@@ -17,6 +17,7 @@ from typing import Any
 from projections.engine.views.column_types import MOST_KEY_BYTES, BadRow, Values
 from projections.engine.views.columns import Column
 from projections.engine.views.event_context import At
+from projections.engine.views.nested_types import MOST_JSON
 from projections.engine.views.view import View, tuple_getter
 
 
@@ -28,6 +29,7 @@ class Exact:
         self._columns = view.columns
         self._key_places = view.key_places
         self._key_columns = view.key
+        self._nested = [(place, column) for place, column in enumerate(view.columns) if column.parts]
         self._key_of = tuple_getter(view.key_places)
         self._own_key = view.key_of
         self._contexts = view.contexts
@@ -37,6 +39,10 @@ class Exact:
         if (kind := type(row)) is not self._row:
             raise BadRow(f"a row must be a {self._row.__name__}, not {kind.__name__}")
         values = _exact(self._columns, row)
+        for place, column in self._nested:
+            if (size := column.type.size(values[place])) > MOST_JSON:
+                what = f"column '{column.name}' ({column.scalar}) can't hold this {column.scalar}"
+                raise BadRow(f"{what}: its JSON takes {size} bytes, more than {MOST_JSON}")
         self._require_short(self._key_of(values))
         return row if all(map(is_, values, row)) else tuple.__new__(self._row, values)
 
@@ -83,6 +89,8 @@ class Exact:
         try:
             columns = list(zip(*rows, strict=True))
             if not all(column.are_exact(values) for column, values in zip(self._columns, columns, strict=True)):
+                return False
+            if any(column.type.longest(columns[place]) > MOST_JSON for place, column in self._nested):
                 return False
         except ValueError:  # a row of another length
             return False

@@ -315,7 +315,7 @@ def _fold(
                     row = known[name].get(key)
                 else:
                     replaced[name] += (key, row)
-                row = entity.function(row, event, at)
+                row = entity.evolve(row, event, at)
                 changed[key] = exact[name].entity(key, row) if name in checked and row is not None else row
             except FAULTS as error:
                 blocked = _park(entity, at, error, changes, blocked)

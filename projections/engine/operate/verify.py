@@ -28,9 +28,8 @@ from infra.settings import Settings
 from projections.engine.fold.errors import LogChanged
 from projections.engine.fold.fold import Changes
 from projections.engine.fold.plan import Plan
-from projections.engine.rebuild.folded import Folded, StoredRow, added_rows, counted_to
+from projections.engine.rebuild.folded import Folded, StoredRow, added_rows, converted, counted_to
 from projections.engine.store.positions import Positions, read_positions
-from projections.engine.views.column_types import Scalar
 from projections.engine.views.columns import PARTITION
 from projections.engine.views.view import Kind, View, tuple_getter
 
@@ -183,20 +182,16 @@ def _snapshot(settings: Settings, agent: str, tables: Mapping[str, str]) -> Iter
 
 def _rows(connection: Connection, view: View, table: str, of_partitions: str, argument: object) -> Iterator[StoredRow]:
     """Rows whose partition meets the condition: stored values in column order, then the partition."""
-    columns = [
-        # JSON as it was stored, not parsed
-        sql.SQL("convert_to({}::text, 'UTF8')" if column.scalar is Scalar.JSON else "{}").format(
-            sql.Identifier(column.name)
-        )
-        for column in view.stored
-    ]
+    columns = [sql.SQL(column.type.loaded).format(sql.Identifier(column.name)) for column in view.stored]
+    converters = [(i, c) for i, column in enumerate(view.stored) if (c := column.type.as_stored) is not None]
     place = sql.Identifier(PARTITION)
     query = sql.SQL("select {}, {} from {} where {} {}").format(
         sql.SQL(", ").join(columns), place, sql.Identifier(table), place, sql.SQL(of_partitions)
     )
     with connection.cursor(name="rows") as cursor:
         cursor.itersize = CHUNK
-        yield from cursor.execute(query, (argument,))
+        rows = cursor.execute(query, (argument,))
+        yield from (converted(row, converters) for row in rows) if converters else rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +299,7 @@ def _named(view: View, row: StoredRow | None, *, keys: bool = False) -> dict[str
     if row is None:
         return {}
     return {
-        column.name: value.decode() if isinstance(value, bytes) and column.scalar == "json" else value
+        column.name: value.lstrip(b"\1").decode() if isinstance(value, bytes) and column.type.as_stored else value
         for column, value in zip(view.stored, row, strict=False)
         if column.is_key or not keys
     }

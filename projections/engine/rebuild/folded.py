@@ -5,7 +5,7 @@ For loading, verification and replays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -119,8 +119,13 @@ def _stored(view: View, rows: Iterable[Any], partition: int) -> Iterator[StoredR
             yield row + last
         return
     for row in rows:
-        values = [*row, partition]
-        for index, convert in converters:
-            if values[index] is not None:
-                values[index] = convert(values[index])
-        yield tuple(values)
+        yield converted(row + last, converters)
+
+
+def converted(row: StoredRow, converters: Sequence[tuple[int, Callable[[Any], Any]]]) -> StoredRow:
+    """The row with the values at these places converted; None stays None."""
+    values = [*row]
+    for index, convert in converters:
+        if values[index] is not None:
+            values[index] = convert(values[index])
+    return tuple(values)

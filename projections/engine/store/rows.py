@@ -44,12 +44,12 @@ class Refused(Exception):
 
 
 class StoredValueUnknown(SamefoldError):
-    """A table has a value that is none of the column's enum."""
+    """A table has a value that is none of the column's enum, or JSON of other parts than the column's."""
 
     def __init__(self, view: View, column: Column, value: object) -> None:
         enum = column.enum.__name__ if column.enum else column.scalar
         super().__init__(
-            f"A row of view '{view.name}' has {value!r} in column '{column.name}', but {enum} has no such value.",
+            f"A row of view '{view.name}' has {value!r:.200} in column '{column.name}', but {enum} has no such value.",
             f"Restore that value, or raise VERSION in projections/{view.name}.py and run `samefold rebuild`.",
         )
 
@@ -235,9 +235,8 @@ def _unnest(columns: Iterable[Column]) -> sql.Composed:
 
 @lru_cache
 def _select(view: View, table: str) -> bytes:
-    # JSON as text, which msgspec decodes instead of psycopg
     columns = [
-        sql.SQL("t.{}::text" if column.scalar is Scalar.JSON else "t.{}").format(sql.Identifier(column.name))
+        sql.SQL(column.type.loaded).format(sql.SQL("t.{}").format(sql.Identifier(column.name)))
         for column in view.columns
     ]
     keys = _names(view.key)

@@ -9,6 +9,7 @@ import struct
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any, cast
 
 import psycopg
@@ -18,6 +19,7 @@ from psycopg.pq import Format
 _HEADER = struct.Struct(">iiIii")
 _LENGTH = struct.Struct(">i")
 _NULL = _LENGTH.pack(-1)
+_INTERVAL = struct.Struct(">qii")
 _SHORT_LENGTHS = [_LENGTH.pack(size) for size in range(1_024)]
 _REPEATS, _SAMPLE = 4, 64
 """Values are encoded once per distinct value when each occurs this often on average, in a sample of this size."""
@@ -26,6 +28,7 @@ _EPOCH_MS = 946_684_800_000
 # element type: (oid, oid of its array)
 BOOL, BYTEA, INT8, INT2, TEXT = (16, 1000), (17, 1001), (20, 1016), (21, 1005), (25, 1009)
 JSON, DATE, TIMESTAMPTZ, UUID = (114, 199), (1082, 1182), (1184, 1185), (2950, 2951)
+FLOAT8, TIME, INTERVAL, JSONB = (701, 1022), (1083, 1183), (1186, 1187), (3802, 3807)
 
 
 class BinaryArray:
@@ -83,6 +86,14 @@ def smallints(values: Sequence[int | None]) -> BinaryArray:
 def times_of_ms(milliseconds: Sequence[int]) -> BinaryArray:
     """timestamptz from ms since 1970, without a datetime in between."""
     return fixed(TIMESTAMPTZ, 8, "q", [(ms - _EPOCH_MS) * 1000 for ms in milliseconds])
+
+
+def intervals(values: Sequence[timedelta | None]) -> BinaryArray:
+    """Each as microseconds below a day, days, and no months."""
+    return variable(
+        INTERVAL,
+        [None if v is None else _INTERVAL.pack(v.seconds * 1_000_000 + v.microseconds, v.days, 0) for v in values],
+    )
 
 
 def uuids(digits: Sequence[str]) -> BinaryArray:

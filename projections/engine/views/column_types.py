@@ -7,17 +7,19 @@ A value is *exact* when the database returns it unchanged. `exact` makes one val
 from __future__ import annotations
 
 import base64
+import math
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, Inexact, InvalidOperation
 from enum import Enum, StrEnum
 from itertools import repeat
 from operator import attrgetter, is_
-from typing import Any
+from typing import Any, LiteralString
 from uuid import UUID
 
+import msgspec
 from psycopg import sql
 
 from domain.engine.value_limits import LARGEST_INT, MOST_DIGITS, SMALLEST_INT
@@ -40,7 +42,14 @@ EXACT = Context(prec=3 * MOST_DIGITS, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Inexa
 
 
 class BadRow(ValueError):
-    """A view's function made a row or key that the database can't hold, or would return changed."""
+    """A view's function made a row or key that the database can't hold, or would return changed.
+
+    `path` leads from a column to the part of its value that is meant: `[3].price`.
+    """
+
+    def __init__(self, problem: str, path: str = "") -> None:
+        super().__init__(problem)
+        self.path = path
 
 
 class Scalar(StrEnum):
@@ -54,7 +63,14 @@ class Scalar(StrEnum):
     DECIMAL = "decimal"
     UUID = "uuid"
     BYTES = "bytes"
+    FLOAT = "float"
+    TIME = "time"
+    TIMEDELTA = "timedelta"
     JSON = "json"
+    LIST = "list"
+    TUPLE = "tuple"
+    DICT = "dict"
+    RECORD = "record"
 
 
 class ColumnType:
@@ -85,8 +101,23 @@ class ColumnType:
 
     to_database: Callable[[Any], Any] | None = None
     """Turns a row's value into the stored one; None where they are the same. Not called with None."""
+    loaded: LiteralString = "{}"
+    """SQL that reads a column, where psycopg's own way would lose or cost something."""
     from_database: Callable[[Any], Any] | None = None
-    """Turns a stored value, as psycopg loads it, into the row's; None where they are the same."""
+    """Turns what `loaded` gives into the row's value; None where they are the same. Raises ValueError. Not called with None."""
+    as_stored: Callable[[Any], Any] | None = None
+    """Turns what `loaded` gives into what `to_database` had made; None where they are the same. Not called with None."""
+    is_filterable: bool = True
+    """Whether a page can be filtered by a value, which is then a text in a URL."""
+
+    to_json: Callable[[Any], Any] | None = None
+    """Turns a value within a column of `nested_types` into what msgspec encodes; None where they are the same."""
+    from_json: Callable[[Any], Any] | None = None
+    """Turns what msgspec decodes as `json_type` into the value; None where they are the same."""
+    json_type: Any = None
+    """None where it is `python`."""
+    copied: Callable[[Any], Any] | None = None
+    """Copies what can be changed in place; None where nothing can be."""
 
     def exact(self, value: Any) -> Any:
         """The value as the database returns it. Raises BadRow."""
@@ -98,7 +129,7 @@ class ColumnType:
         return True
 
     def size(self, value: Any) -> int:  # noqa: ARG002
-        """Bytes that a value takes in a key, beyond the 16 that any value may."""
+        """Bytes that a value takes in a key, beyond the 16 that any value may; or those of its JSON, if it has parts."""
         return 0
 
     def longest(self, values: Values) -> int:  # noqa: ARG002
@@ -190,6 +221,11 @@ class _Decimal(_Numeric):
     form = "a decimal number: 12.50"
     text, read = re.compile(r"-?[0-9]{1,1000}(\.[0-9]{1,1000})?"), Decimal
     schema: Mapping[str, Any] = {"type": "string", "pattern": r"^-?[0-9]+(\.[0-9]+)?$"}
+
+    @staticmethod
+    def to_json(value: Decimal) -> Decimal | str:
+        """Without an exponent, as `shown`; of most numbers msgspec writes none."""
+        return value if value.adjusted() >= -6 else f"{value:f}"
 
     def exact(self, value: Any) -> Decimal:
         _require(value, Decimal, int)
@@ -352,6 +388,89 @@ class _Datetime(ColumnType):
         )
 
 
+class _Time(ColumnType):
+    python, sql_name = time, "time"
+    form = "a time of day, without a zone: 19:00:00"
+    text, read = re.compile(r"[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?"), time.fromisoformat
+    schema: Mapping[str, Any] = {"type": "string", "pattern": r"^[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?$"}
+
+    def exact(self, value: Any) -> time:
+        _require(value, time)
+        if value.tzinfo is not None:
+            raise BadRow("it has a time zone, which a time of day can't have: use a datetime")
+        return value if type(value) is time and not value.fold else time(*_parts_of(value))
+
+    def are_exact(self, values: Values) -> bool:
+        return not any(value.fold or value.tzinfo is not None for value in values)
+
+    def pack(self, values: Values) -> BinaryArray:
+        return binary_arrays.fixed(binary_arrays.TIME, 8, "q", values, _microseconds)
+
+
+class _Timedelta(ColumnType):
+    """An interval of days and microseconds, never of months, whose lengths differ. In JSON as in events."""
+
+    python, sql_name = timedelta, "interval"
+    form = "an ISO 8601 duration of days and seconds: P1DT90.5S"
+    text = re.compile(r"-?P([0-9]{1,9}D)?(T[0-9]{1,14}(\.[0-9]{1,6})?S)?")
+    schema: Mapping[str, Any] = {"type": "string", "pattern": r"^-?P([0-9]+D)?(T[0-9]+(\.[0-9]{1,6})?S)?$"}
+
+    def exact(self, value: Any) -> timedelta:
+        _require(value, timedelta)
+        return value if type(value) is timedelta else timedelta(value.days, value.seconds, value.microseconds)
+
+    def pack(self, values: Values) -> BinaryArray:
+        return binary_arrays.intervals(values)
+
+    def read(self, text: str) -> timedelta:
+        return msgspec.convert(text, timedelta)
+
+    def shown(self, value: sql.Composed) -> sql.Composed:
+        return _DURATION.format(value)
+
+
+_DURATION = sql.SQL(
+    "(select case when s < 0 then '-P' else 'P' end"
+    " || case when abs(s) between 0.000001 and 86399.999999 then '' else div(abs(s), 86400) || 'D' end"
+    " || case when mod(s, 86400) = 0 then '' else 'T' || trim_scale(mod(abs(s), 86400)) || 'S' end"
+    " from extract(epoch from {}) s)"
+)
+"""Of an interval without months, as msgspec writes it."""
+
+
+class _Float(ColumnType):
+    python, sql_name = float, "float8"
+    form = "a number: 0.25"
+    text, read = re.compile(r"-?[0-9]{1,400}(\.[0-9]{1,400})?([eE][+-]?[0-9]{1,3})?"), float
+    schema: Mapping[str, Any] = {"type": "number"}
+
+    def exact(self, value: Any) -> float:
+        """Of a whole number too, if a float can hold it."""
+        _require(value, float, int)
+        try:
+            exact = float.__float__(value) if isinstance(value, float) else float(value)
+        except OverflowError:
+            exact = math.inf
+        if not math.isfinite(exact):
+            raise BadRow("it is not a finite number")
+        if exact != value:
+            raise BadRow("a float can't hold this whole number: it has too many digits")
+        if not exact:
+            return 0.0 if math.copysign(1, exact) < 0 or type(value) is not float else value
+        return value if type(value) is float else exact
+
+    def are_exact(self, values: Values) -> bool:
+        return all(map(math.isfinite, values)) and not any(math.copysign(1, value) < 0 for value in values if not value)
+
+    def pack(self, values: Values) -> BinaryArray:
+        return binary_arrays.fixed(binary_arrays.FLOAT8, 8, "d", values)
+
+    def parse(self, text: str) -> float:
+        if not math.isfinite(number := float(super().parse(text))):
+            raise ValueError
+        return number or 0.0
+
+
 class _Uuid(ColumnType):
     python, sql_name = UUID, "uuid"
     form = "a UUID"
@@ -402,6 +521,7 @@ class _Json(ColumnType):
     """A state as JSON text, for snapshot views only. Binary COPY sends it as bytes."""
 
     python, sql_name, copied_as, index_bytes = bytes, "json", "bytea", None
+    loaded, as_stored = "{}::text", staticmethod(str.encode)
     form = "JSON"
     schema: Mapping[str, Any] = {}
 
@@ -418,6 +538,9 @@ _TYPES: dict[Scalar, ColumnType] = {
     Scalar.DECIMAL: _Decimal(),
     Scalar.UUID: _Uuid(),
     Scalar.BYTES: _Bytes(),
+    Scalar.FLOAT: _Float(),
+    Scalar.TIME: _Time(),
+    Scalar.TIMEDELTA: _Timedelta(),
     Scalar.JSON: _Json(),
 }
 _OF_KEYS: dict[Scalar, ColumnType] = {Scalar.STR: _KeyStr(), Scalar.DECIMAL: _KeyDecimal()}
@@ -456,6 +579,14 @@ def _number(value: Any) -> str:
     if type(value) is float:
         raise TypeError(f"{value!r} is a float, but sums and decimals are exact")
     return str(value)
+
+
+def _parts_of(value: time) -> tuple[int, int, int, int]:
+    return value.hour, value.minute, value.second, value.microsecond
+
+
+def _microseconds(value: time) -> int:
+    return ((value.hour * 60 + value.minute) * 60 + value.second) * 1_000_000 + value.microsecond
 
 
 _EPOCH_DAY = date(2000, 1, 1).toordinal()

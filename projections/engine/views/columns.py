@@ -6,6 +6,7 @@ summary's columns combine; all give the same result in any order and grouping, s
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
@@ -13,8 +14,10 @@ from functools import cached_property
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from domain.engine.storable import NotExact, require_plain
 from infra.errors import SamefoldError
 from projections.engine.views.column_types import SCALARS, BadRow, ColumnType, Scalar, is_storable, type_of
+from projections.engine.views.nested_types import nested_type
 
 T = TypeVar("T")
 
@@ -74,13 +77,23 @@ _COMBINABLE = {
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its name, what it stores, whether it may be null, and its part in the key or in a summary."""
+    """One column: its name, what it stores, whether it may be null, and its part in the key or in a summary.
+
+    A column with parts has a column for each: for the items of a list, the values of a dict, the fields of a record.
+    """
 
     name: str
     scalar: Scalar
     optional: bool = False
     role: Role = Role.PLAIN
     enum: type[Enum] | None = None
+    parts: tuple[Column, ...] = ()
+    record: type | None = None
+    """A NamedTuple or dataclass."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the type, which may have functions that no other process knows."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @property
     def is_key(self) -> bool:
@@ -88,6 +101,8 @@ class Column:
 
     @cached_property
     def type(self) -> ColumnType:
+        if self.parts or self.record:
+            return nested_type(self)
         return type_of(self.scalar, self.enum, is_key=self.is_key, is_sum=self.role is Role.SUM)
 
     @property
@@ -98,7 +113,14 @@ class Column:
 
     @property
     def shape(self) -> str:
-        return f"{self.name}:{self.scalar}{'?' if self.optional else ''}:{self.role}"
+        parts = f"({','.join(part.shape for part in self.parts)})" if self.parts else ""
+        return f"{self.name}:{self.scalar}{parts}{'?' if self.optional else ''}:{self.role}"
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """JSON schema of its values in a row."""
+        plain = dict(self.type.schema)
+        return {"anyOf": [plain, {"type": "null"}]} if self.optional else plain
 
     def exact(self, value: Any) -> Any:
         """The value as the database returns it. Raises BadRow."""
@@ -108,7 +130,10 @@ class Column:
             return self.type.exact(value)
         except BadRow as error:
             name = self.enum.__name__ if self.enum else self.scalar
-            raise BadRow(f"column '{self.name}' ({name}) can't hold this {type(value).__name__}: {error}") from None
+            where = f"{self.name}{error.path}: " if error.path else ""
+            raise BadRow(
+                f"column '{self.name}' ({name}) can't hold this {type(value).__name__}: {where}{error}"
+            ) from None
 
     def are_exact(self, values: Sequence[Any]) -> bool:
         """Whether `exact` would return each value unchanged."""
@@ -134,8 +159,7 @@ def value_of(column: Column, text: str) -> Any:
 
 def schema_of(column: Column) -> dict[str, Any]:
     """JSON schema of the column's values in a row."""
-    plain = dict(column.type.schema)
-    return {"anyOf": [plain, {"type": "null"}]} if column.optional else plain
+    return column.schema
 
 
 def columns_of(row: type, view: str) -> tuple[Column, ...]:
@@ -168,22 +192,76 @@ def _column(view: str, name: str, hint: Any) -> Column:
             "Use lower case letters, digits and underscores, a letter first, at most 60 characters, and none of PostgreSQL's own: "
             f"{', '.join(sorted(_SYSTEM_COLUMNS))}.",
         )
-    role, plain = _unwrap(hint)
+    role, _ = _unwrap(hint)
+    try:
+        column = dataclasses.replace(_typed(name, hint, name), role=role)
+    except NotExact as error:
+        raise BadView(
+            f"View '{view}': column '{name}' has the type {hint}, which no column can store: {error}", error.hint
+        ) from error
+    if role in (Role.LATEST, Role.FIRST) and column.parts:
+        raise BadView(
+            f"View '{view}': column '{name}' is a {role} of {column.scalar}.",
+            f"Use a {role} of values without parts, such as str or int: a column for each.",
+        )
+    if column.optional and role not in (Role.PLAIN, Role.LATEST, Role.FIRST):
+        raise BadView(f"View '{view}': {role} column '{name}' can't be None.", "Remove `| None`.")
+    if role is Role.KEY and (column.scalar is Scalar.FLOAT or not column.type.is_filterable):
+        raise BadView(
+            f"View '{view}': column '{name}' is a key of {column.scalar}, which is no value to find a row by.",
+            "Use a column of another type, such as str, int or Decimal, as the key.",
+        )
+    if role in _COMBINABLE and (column.scalar not in _COMBINABLE[role] or column.enum is not None):
+        allowed = ", ".join(_COMBINABLE[role])
+        why = " Floats add up to another sum in another order." if column.scalar is Scalar.FLOAT else ""
+        raise BadView(
+            f"View '{view}': column '{name}' is a {role} of {column.scalar}.", f"Use a {role} of {allowed}.{why}"
+        )
+    return column
+
+
+_OF_MANY: dict[Any, Scalar] = {list: Scalar.LIST, tuple: Scalar.TUPLE, dict: Scalar.DICT}
+
+
+def _typed(name: str, hint: Any, path: str, within: tuple[type, ...] = ()) -> Column:
+    """A column of this type, or a part of one at the path. Raises NotExact."""
+    _, plain = _unwrap(hint)
     members = get_args(plain) if get_origin(plain) in (Union, UnionType) else (plain,)
     present = [member for member in members if member is not NoneType]
     optional = len(present) < len(members)
-    scalar, enum = _scalar(_unwrap(present[0])[1]) if len(present) == 1 else (None, None)
-    if scalar is None:
-        raise BadView(
-            f"View '{view}': column '{name}' has the type {hint}, which no column can store.",
-            "Use bool, int, str, date, datetime, Decimal, UUID, bytes, an Enum or Literal of strings, or one of these `| None`.",
-        )
-    if optional and role not in (Role.PLAIN, Role.LATEST, Role.FIRST):
-        raise BadView(f"View '{view}': {role} column '{name}' can't be None.", "Remove `| None`.")
-    if role in _COMBINABLE and (scalar not in _COMBINABLE[role] or enum is not None):
-        allowed = ", ".join(_COMBINABLE[role])
-        raise BadView(f"View '{view}': column '{name}' is a {role} of {scalar}.", f"Use a {role} of {allowed}.")
-    return Column(name, scalar, optional, role, enum)
+    _, plain = _unwrap(present[0]) if len(present) == 1 else (None, None)
+    scalar, enum = _scalar(plain)
+    if scalar is not None:
+        return Column(name, scalar, optional, enum=enum)
+    origin, arguments = get_origin(plain), get_args(plain)
+    of_many = _OF_MANY.get(origin)
+    if origin is tuple and arguments[1:] == (...,):
+        arguments = arguments[:1]
+    if origin is dict and _scalar(_unwrap(arguments[0])[1]) == (Scalar.STR, None):
+        arguments = arguments[1:]
+    if of_many is not None and len(arguments) == 1:
+        return Column(name, of_many, optional, parts=(_typed("[]", arguments[0], f"{path}[]", within),))
+    if isinstance(plain, type) and plain not in within:
+        fields = [_typed(one, kind, f"{path}.{one}", (*within, plain)) for one, kind in _fields(plain, path)]
+        if fields:
+            return Column(name, Scalar.RECORD, optional, parts=tuple(fields), record=plain)
+    raise NotExact(
+        path,
+        f"is a {plain.__name__} within a {plain.__name__}." if plain in within else f"is {hint}.",
+        "Use bool, int, float, str, date, datetime, time, timedelta, Decimal, UUID, bytes, an Enum or Literal of strings, "
+        "list[…], tuple[…, ...], dict[str, …], a NamedTuple or a fact of these, or one of these `| None`.",
+    )
+
+
+def _fields(record: type, path: str) -> list[tuple[str, Any]]:
+    """The fields of a NamedTuple or dataclass; another class has none. Raises NotExact, BadView."""
+    if dataclasses.is_dataclass(record):
+        require_plain(record, path)
+        names = tuple(field.name for field in dataclasses.fields(record))
+    else:
+        names = getattr(record, "_fields", ()) if issubclass(record, tuple) else ()
+    hints = hints_of(record, f"Column '{path}'", BadView) if names else {}
+    return [(name, hints[name]) for name in names] if hints.keys() >= {*names} else []
 
 
 def _unwrap(hint: Any) -> tuple[Role, Any]:

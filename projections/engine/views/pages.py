@@ -65,6 +65,8 @@ _WITHOUT_ORDER = Scalar.BOOL, Scalar.UUID, Scalar.BYTES
 
 def operators_of(column: Column) -> tuple[Op, ...]:
     """How the column can be compared."""
+    if not column.type.is_filterable:
+        return (Op.NULL,) if column.optional else ()
     found: tuple[Op, ...] = (Op.EQUAL, Op.NOT) if column.scalar is Scalar.BOOL else (Op.EQUAL, Op.NOT, Op.IN)
     if column.enum is None and column.scalar not in _WITHOUT_ORDER:
         found += (*_SYMBOLS, Op.PREFIX) if column.scalar is Scalar.STR else (*_SYMBOLS,)

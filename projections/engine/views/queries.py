@@ -110,7 +110,8 @@ def _allowed(view: View, column: Column | None, name: str, value: Any) -> Any:
         exact = column.exact(value)
     except BadRow as error:
         raise BadAccess(f"access.py, view '{view.name}': {error}.", "Give a value of the column's own type.") from None
-    if exact is None or exact != value:  # a time is no day, though Python takes it for one
+    # a time is no day, though Python takes it for one
+    if exact is None or exact != value or not column.type.is_filterable:
         raise BadAccess(
             f"access.py, view '{view.name}': column '{name}' can't be compared with a {type(value).__name__}.",
             "Give a value of the column's own type.",

@@ -24,9 +24,13 @@ _TYPES: dict[str, TypeEngine[Any]] = {
     "bool": sa.Boolean(),
     "bytea": sa.LargeBinary(),
     "date": sa.Date(),
+    "float8": sa.Double(),
     "int8": sa.BigInteger(),
+    "interval": postgresql.INTERVAL(),
     "json": sa.JSON(),
+    "jsonb": postgresql.JSONB(),
     "numeric": sa.Numeric(),
+    "time": sa.Time(),
     "timestamptz": sa.DateTime(timezone=True),
     "uuid": sa.Uuid(),
 }

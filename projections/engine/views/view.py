@@ -12,7 +12,7 @@ import inspect
 import pkgutil
 import re
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from operator import itemgetter
@@ -27,6 +27,7 @@ from projections.engine.views.column_types import Scalar
 from projections.engine.views.columns import AGGREGATES, BadView, Column, columns_of, hints_of
 from projections.engine.views.event_context import At
 from projections.engine.views.indexes import Order, orders_of
+from projections.engine.views.nested_types import on_copies
 
 NOT_VIEWS: set[str] = set()
 """Modules of `projections/` that `discover` leaves out: none, except in measurements of other releases."""
@@ -82,6 +83,11 @@ class View:
     """The module's docstring."""
     write: Callable[[Sequence[Any]], list[Any]] | None = None
     """Of a policy: the statements that write a batch's `Changes`, instead of rows into a table of the view's own."""
+    evolve: Callable[[Any, Any, Any], Any] = field(init=False)
+    """An entity's function, as the fold calls it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "evolve", on_copies(self.function, self.columns))
 
     @property
     def table_name(self) -> str:

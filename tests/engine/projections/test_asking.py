@@ -68,6 +68,9 @@ COLUMNS = {
     Scalar.DECIMAL: st.decimals(allow_nan=False, allow_infinity=False, places=6),
     Scalar.UUID: st.uuids(),
     Scalar.BYTES: st.binary(),
+    Scalar.FLOAT: st.floats(allow_nan=False, allow_infinity=False),
+    Scalar.TIME: st.times(),
+    Scalar.TIMEDELTA: st.timedeltas(),
 }
 
 
@@ -151,6 +154,9 @@ NO_VALUES = {
     Scalar.BOOL: ("True", "1"),
     Scalar.UUID: ("1",),
     Scalar.BYTES: ("A", "*"),
+    Scalar.FLOAT: ("", "nan", "inf", "1e400", "1_0", " 1", ".5", "0x1", "١"),
+    Scalar.TIME: ("24:00:00", "9:00:00", "09:00", "09:00:00Z", "09:00:60", "T09:00:00"),
+    Scalar.TIMEDELTA: ("P", "P1M", "P1W", "PT1H", "1", "+P1D", "P1.5D", "PT1.0000001S", "P999999999DT86400S", "p1d"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from projections.engine.views import binary_arrays
 from projections.engine.views.binary_arrays import BinaryArray
 from projections.engine.views.column_types import Scalar, type_of
+from projections.engine.views.columns import Column
 
 
 def one_by_one(array: BinaryArray, element: int, cells: Sequence[bytes | None]) -> bytes:
@@ -52,6 +54,30 @@ ARRAYS: dict[str, tuple[Callable[[Any], BinaryArray], int, st.SearchStrategy[Any
         1184,
         st.datetimes(timezones=st.just(UTC)),
         lambda time: struct.pack(">q", (time - DAY_0) // timedelta(microseconds=1)),
+    ),
+    "floats": (
+        type_of(Scalar.FLOAT).pack,
+        701,
+        st.floats(allow_nan=False).map((0.0).__add__),
+        partial(struct.pack, ">d"),
+    ),
+    "times of day": (
+        type_of(Scalar.TIME).pack,
+        1083,
+        st.times(),
+        lambda time: struct.pack(">q", (datetime.combine(DAY_0, time, UTC) - DAY_0) // timedelta(microseconds=1)),
+    ),
+    "durations": (
+        type_of(Scalar.TIMEDELTA).pack,
+        1186,
+        st.timedeltas(),
+        lambda span: struct.pack(">qii", (span - timedelta(span.days)) // timedelta(microseconds=1), span.days, 0),
+    ),
+    "JSON": (
+        Column("it", Scalar.LIST, parts=(Column("[]", Scalar.INT),)).type.pack,
+        3802,
+        st.lists(st.integers(0, 99)),
+        lambda value: b"\x01" + json.dumps(value, separators=(",", ":")).encode(),
     ),
     "texts": (binary_arrays.texts, 25, st.text(st.characters(exclude_categories=["Cs"]), max_size=5), str.encode),
 }

@@ -41,7 +41,7 @@ ALL = [
 ]
 PLAIN: dict[str, Any] = {column.name: column.type.good[0] for column in ALL}
 EVERY = view(
-    "from proofs.one_fold.values import Mood, Tone\n"
+    "from proofs.one_fold.values import Line, Mood, Parcel, Tone\n"
     f"class Row(NamedTuple): {'; '.join(f'{column.name}: {column.annotation}' for column in ALL)}\n"
     "def key(event: Filled, at: At) -> tuple[Any, ...]: ...\n"
     "def evolve(row: Row | None, event: Filled, at: At) -> Row | None: ...\n"

@@ -29,6 +29,7 @@ from policies.engine import posts
 from policies.engine.operate import Which, retry
 from projections.engine.views import core_views as system
 from projections.engine.views.view import View
+from proofs.one_fold.values import COLUMNS
 from tests.engine.projections.viewkit import PURSES, view
 from tools.migrations import migrate
 from tools.migrations.migrate import SchemaDrift, ViewChangedShape
@@ -134,6 +135,20 @@ def test_a_new_view_is_a_migration_that_makes_its_table(
     migrate.check(world)
     assert migrate.revise(world, "nothing") is None
     assert list(scripts.glob("*nothing*")) == []
+
+
+def test_a_column_of_each_type_is_migrated_and_found_as_it_was_declared(
+    world: Settings, scripts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migrate.upgrade(world)
+    columns = "".join(f"    c{n}: {kind}\n" for n, kind in enumerate(COLUMNS))
+    head = "from proofs.one_fold.values import Line, Mood, Parcel, Tone\nclass Row(NamedTuple):\n    id: Key[str]\n"
+    rest = "def evolve(row: Row | None, event: Filled, at: At) -> Row | None: ..."
+    declare(monkeypatch, view(f"{head}{columns}{rest}"))
+    assert migrate.revise(world, "each type") is not None
+    migrate.upgrade(world)
+    migrate.check(world)
+    assert migrate.revise(world, "nothing") is None
 
 
 def test_a_raised_version_is_a_table_beside_the_old_one(

@@ -77,7 +77,7 @@ BAD = {
     "row a plain tuple": (EVOLVE.replace("Row", "tuple"), "not a NamedTuple"),
     **{
         f"a column of {kind}": (
-            "from proofs.one_fold.values import Level, Mixed\n" + dedent(with_cents(f"cents: {kind}")),
+            "from proofs.one_fold.values import Level, Loop, Mixed, Mood\n" + dedent(with_cents(f"cents: {kind}")),
             "column 'cents' has the type",
         )
         for kind in REFUSED_COLUMNS

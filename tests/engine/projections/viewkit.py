@@ -25,7 +25,7 @@ from tests.engine.purse import PURSE
 HEAD = """
 from __future__ import annotations
 from collections.abc import Iterable
-from datetime import date, datetime
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from typing import Any, Literal, NamedTuple
