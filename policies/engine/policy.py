@@ -97,9 +97,13 @@ def agent_of(policy: str) -> str:
 
 @cache
 def discover() -> dict[str, Policy]:
-    """All policies by name. Raises BadPolicy, BadContext."""
-    names = sorted(info.name for info in pkgutil.iter_modules(policies.__path__) if not info.ispkg)
-    return {name: policy_of(importlib.import_module(f"policies.{name}")) for name in names if name != PUBLIC}
+    """All policies by name. A module whose name begins with `_` is none, but policies may import it.
+
+    Raises BadPolicy, BadContext.
+    """
+    names = {info.name for info in pkgutil.iter_modules(policies.__path__) if not info.ispkg} - {PUBLIC}
+    found = sorted(name for name in names if not name.startswith("_"))
+    return {name: policy_of(importlib.import_module(f"policies.{name}")) for name in found}
 
 
 def has_public() -> bool:

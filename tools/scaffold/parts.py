@@ -220,9 +220,7 @@ class Parts:
         )
 
     def _context(self, name: str | None) -> str:
-        there = sorted(
-            file.stem for file in (self.root / "domain").glob("*.py") if file.stem not in ("__init__", "language")
-        )
+        there = sorted(file.stem for file in (self.root / "domain").glob("[!_]*.py") if file.stem != "language")
         known = f"There are: {', '.join(there)}." if there else "There is none yet: `samefold add context NAME`."
         if name is None and len(there) == 1:
             return there[0]

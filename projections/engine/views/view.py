@@ -160,9 +160,10 @@ _PARAMETERS = {
 
 @cache
 def discover() -> dict[str, View]:
-    """All views of `projections/` by name. Raises BadView."""
-    names = sorted(info.name for info in pkgutil.iter_modules(projections.__path__) if not info.ispkg)
-    return {name: view_of(importlib.import_module(f"projections.{name}")) for name in names if name not in NOT_VIEWS}
+    """All views of `projections/` by name. A module whose name begins with `_` is none, but views may import it. Raises BadView."""
+    names = {info.name for info in pkgutil.iter_modules(projections.__path__) if not info.ispkg} - NOT_VIEWS
+    views = sorted(name for name in names if not name.startswith("_"))
+    return {name: view_of(importlib.import_module(f"projections.{name}")) for name in views}
 
 
 def view_of(module: ModuleType, known: Collection[Context] | None = None) -> View:

@@ -6,19 +6,26 @@ A view is read from its module, and what does not fit is refused with the line t
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import sys
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from textwrap import dedent
 from types import ModuleType
 from typing import Any, Literal
 
 import pytest
 
+import policies
+import projections
 from domain.accounts import AccountOpened
 from infra.database import schema
 from policies.engine.policy import BadPolicy, policy_of
+from policies.engine.policy import discover as discover_policies
 from projections.engine.views.columns import BadView
 from projections.engine.views.core_views import agent_views, shape_of
+from projections.engine.views.view import discover as discover_views
 from proofs.one_fold.values import REFUSED_COLUMNS
 from tests.engine.projections.viewkit import PURSES, view
 from tests.engine.purse import PURSE
@@ -214,6 +221,21 @@ def test_a_changed_state_has_another_shape_however_deep_the_change() -> None:
     shapes = [shape_of(dataclasses.make_dataclass("State", fields)) for fields in STATES]
     assert len(set(shapes)) == len(STATES)
     assert shapes == [shape_of(dataclasses.make_dataclass("Renamed", fields)) for fields in STATES]
+
+
+def test_a_module_with_an_underscore_first_is_no_view_and_no_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those beside it import it."""
+    for package, discover in ((projections, discover_views), (policies, discover_policies)):
+        before = discover.__wrapped__().keys()
+        folder = tmp_path / package.__name__
+        folder.mkdir()
+        (folder / "_lines.py").write_text("def total(lines): return sum(lines)\n")
+        monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
+        assert discover.__wrapped__().keys() == before
+        assert importlib.import_module(f"{package.__name__}._lines").total([1, 2]) == 3
+        monkeypatch.delitem(sys.modules, f"{package.__name__}._lines")
 
 
 def test_an_agent_that_no_view_names_is_refused() -> None:
