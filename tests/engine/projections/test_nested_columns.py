@@ -282,10 +282,10 @@ def test_a_page_is_never_filtered_by_a_column_with_parts(db: Connection, world: 
     assert not {"lines", "parcel", "prices", "deep", "line"} & parameters
     scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b"lines=[]"}
     with pytest.raises(Problem) as refused:
-        question_of(of, Request(scope))
+        question_of(of, Request(scope), "")
     assert refused.value.kind.status == 422
     with pytest.raises(BadAccess, match="column 'lines' can't be compared"):
-        queries.page(of, of.table_name, asking.TOPIC, {}, None, 5, Rows(lines=[]))
+        asking.page_of(of, {}, None, 5, Rows(lines=[]))
 
 
 def test_a_column_of_another_type_is_cast_by_the_sql_view(db: Connection, world: Settings) -> None:

@@ -6,7 +6,7 @@ Pages of a view against a list in Python: filtered, sorted, counted, and gone on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import date
+from datetime import date, time, timedelta
 from decimal import Decimal
 from operator import ge, gt, le, lt
 from random import Random
@@ -39,8 +39,14 @@ THINGS = """
         day: date
         money: Decimal | None
         yes: bool
+        share: float
+        opens: time | None
+        takes: timedelta
 
-    INDEXES = (Index("cents"), Index("name"), Index("maybe", "-cents"), Index("-said"), Index("yes", "money"))
+    INDEXES = (
+        *(Index("cents"), Index("name"), Index("maybe", "-cents"), Index("-said")),
+        *(Index("yes", "money"), Index("share", "-takes")),
+    )
 
     def rows(event: Filled | Spent, after: State, at: At) -> Iterable[Thing]:
         yield from ()
@@ -73,6 +79,9 @@ VALUES: dict[str, list[Any]] = {
     "day": [date(2026, 1, 1), date(2026, 1, 2)],
     "money": [None, Decimal("-1.5"), Decimal("1.50"), Decimal("1.500"), Decimal(10**30)],
     "yes": [False, True],
+    "share": [-1.5, 0.0, 1e-7, 0.1 + 0.2, 1e300],
+    "opens": [None, time(9), time(9, 0, 0, 1), time(23, 59, 59, 999_999)],
+    "takes": [timedelta(0), timedelta(days=-1, microseconds=1), timedelta(days=400, seconds=5)],
 }
 """Few of each column, so that many rows are equal in some."""
 Row = tuple[Any, ...]
@@ -242,7 +251,13 @@ def test_a_row_that_does_not_move_comes_once_while_others_do(db: Connection, thi
 
 
 def test_texts_are_found_by_each_of_their_beginnings(db: Connection, things: View) -> None:
-    put(db, [("a", number, 0, word, None, word, date(2026, 1, 1), None, True) for number, word in enumerate(WORDS)])
+    put(
+        db,
+        [
+            ("a", number, 0, word, None, word, date(2026, 1, 1), None, True, 0.5, None, timedelta(1))
+            for number, word in enumerate(WORDS)
+        ],
+    )
     for name in ("name", "said"):
         for prefix in WORDS:
             found = rows(ask(db, page_of(things, {f"{name}.prefix": prefix}, most=99)))
@@ -265,6 +280,7 @@ SERVED: list[tuple[Mapping[str, Any], Sequence[str], str]] = [
     ({"said": None}, ("word",), "said"),
     ({}, ("-said",), "said"),
     ({"yes": True}, ("money",), "yes_money"),
+    ({"share.gt": 5.5}, ("-share", "takes"), "share_takes"),
 ]
 UNSERVED: list[tuple[Mapping[str, Any], Sequence[str], tuple[str, ...]]] = [
     ({"day": date(2026, 1, 1)}, (), ("day",)),
@@ -291,7 +307,7 @@ def asked_page(view: View, filters: Mapping[str, Any], sort: Sequence[str]) -> P
 def test_what_an_index_serves_is_read_from_it_and_not_sorted(db: Connection, things: View) -> None:
     db.execute(
         "insert into things_v1 select 'w' || n % 100, n, n, 'n' || n % 5000, nullif(n % 5000, 0), nullif('s' || n % 5000, 's0'),"
-        "'2026-01-01'::date + n % 300, n % 977, n % 2 = 0, 0 from generate_series(1, 30000) n"
+        "'2026-01-01'::date + n % 300, n % 977, n % 2 = 0, n, null, '1 day', 0 from generate_series(1, 30000) n"
     )
     db.execute("analyze things_v1")
     for filters, sort, name in SERVED:
