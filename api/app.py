@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -93,17 +93,27 @@ class Direct(BaseRoute):
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Gives the request its route and the values of its parameters."""
-        node, values = self._tree, []
-        for part in scope["path"].split("/") if scope["type"] == "http" else ():
-            if (next_ := node.get(part)) is None:
-                if not part or (next_ := node.get(...)) is None:
-                    return Match.NONE, {}
-                values.append(part)
-            node = next_
-        if (route := node.get(None, {}).get(scope.get("method"))) is None:
+        values: list[str] = []
+        parts = scope["path"].split("/") if scope["type"] == "http" else []
+        routes = _found(self._tree, parts, values)
+        if (route := routes.get(scope.get("method"))) is None:
             return Match.NONE, {}
         return Match.FULL, {"route": route, "path_params": dict(zip(route.param_convertors, values, strict=True))}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = await scope["route"].endpoint(Request(scope, receive))
         await response(scope, receive, send)
+
+
+def _found(node: dict[Any, Any], parts: Sequence[str], values: list[str], at: int = 0) -> dict[Any, Any]:
+    """The routes of a path by their methods, with the values of its parameters; a key may look like a word of a longer path."""
+    if at == len(parts):
+        return cast(dict[Any, Any], node.get(None, {}))
+    if (child := node.get(parts[at])) is not None and (found := _found(child, parts, values, at + 1)):
+        return found
+    if not parts[at] or (child := node.get(...)) is None:
+        return {}
+    values.append(parts[at])
+    if not (found := _found(child, parts, values, at + 1)):
+        values.pop()
+    return found
