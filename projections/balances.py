@@ -4,9 +4,10 @@ from datetime import date
 from typing import NamedTuple
 
 from domain.accounts import AccountClosed, AccountOpened, Movement, change
-from projections.engine import At, Key
+from projections.engine import At, Index, Key
 
 VERSION = 2
+INDEXES = (Index("owner"), Index("cents"))
 
 
 class Balance(NamedTuple):

@@ -27,7 +27,9 @@ from infra.settings import PREFIX, Settings
 from infra.tls import unprotected
 from policies.engine.activations import held_policies
 from projections.engine.operate.overview import differences
-from projections.engine.rebuild.switch import hand_made, pointers
+from projections.engine.rebuild.indexing import HINT as INDEXES_HINT
+from projections.engine.rebuild.indexing import compare, hand_made
+from projections.engine.rebuild.switch import pointers
 from projections.engine.store.positions import AGENTS, stopped_views
 from projections.engine.views.core_views import all_views
 from tools.dev import jars
@@ -68,7 +70,7 @@ def examine() -> list[Finding]:
     findings += [_look(name, look, settings) for name, look in of_settings.items()]
     if all(found.ok for found in findings[-2:]):  # else it would only repeat that Kafka or PostgreSQL is unavailable
         of_data = {"topics": _topics, "archive": _archive, "personal values": _personal, "views": _views}
-        of_data |= {"standing still": _still}
+        of_data |= {"indexes": _indexes, "standing still": _still}
         findings += [_look(name, look, settings) for name, look in of_data.items()]
     return findings
 
@@ -241,6 +243,19 @@ def _views(settings: Settings) -> str:
             "An agent folds only while the live views are those of its code. docs/change-a-read-model.md has the steps.",
         )
     return f"{len(live)} are live, in this code's versions"
+
+
+def _indexes(settings: Settings) -> str:
+    """Of views. Those that were made by hand are no fault, and told with the database."""
+    views = _imported("projections/", all_views)
+    try:
+        with session(settings, "doctor") as connection:
+            found = str(compare(connection, views.values()))
+    except (NotConfigured, DatabaseBehind, DatabaseRefused) as error:
+        return f"not checked: {error.message}"
+    if found:
+        raise Unfit(f"They differ from those that this code declares: {found}.", INDEXES_HINT)
+    return "as this code declares them"
 
 
 def _still(settings: Settings) -> str:

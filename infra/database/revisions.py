@@ -117,9 +117,14 @@ def require_heads(applied: Iterable[str]) -> None:
 
 def require_schema(connection: Connection) -> None:
     """Raises DatabaseBehind or DatabaseAhead unless the database has this code's newest migrations."""
+    require_heads(applied(connection))
+
+
+def applied(connection: Connection) -> list[str]:
+    """The rows of `alembic_version`; none where nothing was migrated yet."""
     there = connection.execute("select to_regclass('alembic_version')").fetchone()
     rows = connection.execute("select version_num from alembic_version").fetchall() if there and there[0] else []
-    require_heads(row[0] for row in rows)
+    return [row[0] for row in rows]
 
 
 def _path(file: Path) -> str:

@@ -9,20 +9,28 @@ from infra.database import roles as database_roles
 from infra.database.connect import session
 from infra.settings import Settings
 from tools.cli import Json, new_app
-from tools.terminal import print_json, stdout
+from tools.terminal import Stages, print_json, stdout
 
 app = new_app(__doc__, no_args_is_help=True)
 
 
 @app.command()
 def upgrade(as_json: Json = False) -> None:
-    """Bring the database to this code's newest migration. Safe to run again, and by several at once."""
+    """Bring the database to this code's newest migration. Safe to run again, and by several at once.
+
+    Indexes of views are made and dropped before, beside live traffic. Killed meanwhile, run it again: it goes on.
+    """
     from tools.migrations import migrate
 
-    before, after = migrate.upgrade(Settings())
+    with Stages(quiet=as_json) as stages:
+        before, after, (made, dropped) = migrate.upgrade(Settings(), stages)
     if as_json:
-        print_json({"before": before, "after": after})
-    elif before == after:
+        print_json({"before": before, "after": after, "made": made, "dropped": dropped})
+        return
+    for what, names in {"Made": made, "Dropped": dropped}.items():
+        for name in names:
+            stdout.print(f"{what} index {name}.")
+    if before == after:
         stdout.print(f"The database is at migration {' and '.join(after)}, as this code needs it.")
     else:
         stdout.print(f"The database went from migration {' and '.join(before) or 'none'} to {' and '.join(after)}.")
@@ -32,7 +40,7 @@ def upgrade(as_json: Json = False) -> None:
 def revision(
     message: Annotated[str, typer.Option("--message", "-m", help="What the migration is for, in a few words.")],
 ) -> None:
-    """Write the migration from the database to what the code declares: tables of new views and raised versions.
+    """Write the migration from the database to what the code declares: tables of new views and raised versions, and indexes.
 
     Exit code 1 where an existing version's table would have to change: raise the view's version.
     """

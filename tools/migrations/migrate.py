@@ -1,7 +1,8 @@
 """Migrations, by Alembic, configured in code: no file holds a path or a connection string.
 
 They only go forward. A view's table is created, never altered or dropped: each version has its own, and `samefold rebuild` with the
-older code goes back. The branch `core` is Samefold's and comes with it; `samefold db revision` writes the branch `views`.
+older code goes back. Only its indexes come and go (`indexes.py`). The branch `core` is Samefold's and comes with it; `samefold db
+revision` writes the branch `views`.
 """
 
 import os
@@ -9,7 +10,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 import sqlalchemy as sa
@@ -31,15 +32,21 @@ from infra.database.connect import (
     named_error,
     named_errors,
     patient_ms,
+    session,
 )
 from infra.database.own_tables import VIEW_TABLE
 from infra.database.revisions import BRANCHES, CORE, VIEWS
 from infra.database.roles import settle
 from infra.errors import SamefoldError
+from infra.processes.engines import SILENT, Progress
 from infra.settings import Settings
+from projections.engine.rebuild.indexing import HINT as INDEXES_HINT
+from projections.engine.rebuild.indexing import compare
 from projections.engine.views import core_views
 from projections.engine.views.sql_views import ensure_sql_views
 from projections.engine.views.tables import table_of
+from tools.migrations.indexes import Indexed, settle_indexes
+from tools.migrations.indexes import operations as index_operations
 from tools.scaffold.parts import tidy
 
 FILE_TEMPLATE = "%(year)d_%(month).2d_%(day).2d_%(rev)s_%(slug)s"
@@ -55,13 +62,23 @@ class SchemaDrift(SamefoldError):
     """The database's tables are not those that the code declares."""
 
 
-def upgrade(settings: Settings) -> tuple[list[str], list[str]]:
-    """Apply this code's migrations, and make missing SQL views. Returns the database's newest migrations before and after.
+class Upgraded(NamedTuple):
+    """The database's newest migrations before and after, and the indexes that were made and dropped beside live traffic."""
+
+    before: list[str]
+    after: list[str]
+    indexes: Indexed
+
+
+def upgrade(settings: Settings, progress: Progress = SILENT) -> Upgraded:
+    """Make and drop indexes, apply this code's migrations, and make missing SQL views.
 
     Raises DatabaseAhead, MigrationsConflict, ViewInUse.
     """
 
     with named_errors(settings):
+        # outside of the migrations' transaction, for whose end it would wait
+        indexes = settle_indexes(settings, progress)
         with connected(settings) as connection:
             connection.execute(sa.text("set local lock_timeout = 0"))  # another upgrade may take long
             connection.execute(sa.text("select pg_advisory_xact_lock(:key)"), {"key": _LOCK})
@@ -76,7 +93,7 @@ def upgrade(settings: Settings) -> tuple[list[str], list[str]]:
             after = _applied(connection)
         with connect(settings, "samefold db") as plain:
             ensure_sql_views(plain, {view.name: view.table_name for view in core_views.all_views().values()})
-    return before, after
+    return Upgraded(before, after, indexes)
 
 
 def revise(settings: Settings, message: str) -> Path | None:
@@ -97,7 +114,7 @@ def revise_without_database(message: str) -> Path | None:
     declares = declared()
     tables = [table for table in declares.sorted_tables if branch_of(table.name) == VIEWS]
     body = render_python_code(
-        UpgradeOps([CreateTableOp.from_table(table) for table in tables]),
+        UpgradeOps([*map(CreateTableOp.from_table, tables), *index_operations()]),
         migration_context=MigrationContext.configure(dialect_name="postgresql"),
     )
     place, label = _next()
@@ -114,12 +131,15 @@ def check(settings: Settings) -> None:
         revisions.require_heads(_applied(connection))
         context = MigrationContext.configure(connection, opts={"include_object": include_object})
         script = produce_migrations(context, declared())
-        refuse_changed_views(script.upgrade_ops)
+        add_indexes(script.upgrade_ops)
         for branch, hint in _HINTS.items():
             found = _of(branch, script.upgrade_ops)
             if not found.is_empty():
                 differences = "; ".join(_in_words(diff) for diff in found.as_diffs())
                 raise SchemaDrift(f"The database's tables differ from the code's: {differences}.", hint)
+    with session(settings, "samefold db") as plain:
+        if found := str(compare(plain, core_views.all_views().values())):
+            raise SchemaDrift(f"The tables' indexes differ from those that the code declares: {found}.", INDEXES_HINT)
 
 
 _HINTS = {
@@ -144,15 +164,20 @@ def branch_of(table: str) -> str:
     return CORE if (found["view"] == core_views.OUTCOMES if found else table in schema.metadata.tables) else VIEWS
 
 
-def include_object(_object: Any, name: str | None, kind: str, reflected: bool, compare_to: Any) -> bool:
-    """Leave out tables of older versions and other builds: they are no drift, and no migration drops them."""
+def include_object(thing: Any, name: str | None, kind: str, reflected: bool, compare_to: Any) -> bool:
+    """Leave out tables of older versions and other builds: they are no drift, and no migration drops them.
+
+    So are indexes of views' tables: `add_indexes` adds those that were declared, and somebody may have made others by hand.
+    """
+    if kind == "index":
+        return not VIEW_TABLE.fullmatch(thing.table.name)
     return not (kind == "table" and reflected and compare_to is None and name and VIEW_TABLE.fullmatch(name))
 
 
 def only_new(context: Any, _revision: Any, directives: list[MigrationScript]) -> None:
     """Keep what autogenerate found in its own branch, and write no empty migration. Raises ViewChangedShape."""
     script = directives[0]
-    refuse_changed_views(script.upgrade_ops)
+    add_indexes(script.upgrade_ops)
     if not getattr(context.config.cmd_opts, "autogenerate", False):  # `alembic check` compares both branches
         return
     head = str(script.head)
@@ -161,6 +186,13 @@ def only_new(context: Any, _revision: Any, directives: list[MigrationScript]) ->
     script.upgrade_ops = mine = _of(branch, script.upgrade_ops)
     if mine.is_empty():
         directives.clear()
+
+
+def add_indexes(operations: UpgradeOps | None) -> None:
+    """Add what the migrations lack of the declared indexes. Raises ViewChangedShape."""
+    refuse_changed_views(operations)
+    if operations:
+        operations.ops.extend(index_operations())
 
 
 def refuse_changed_views(operations: UpgradeOps | None) -> None:

@@ -23,6 +23,7 @@ from infra.processes.faultpoints import reach
 from infra.settings import Settings
 from projections.engine.rebuild.builds import Build, BuildState, builds_of, by_id, lock_builds, positions_of
 from projections.engine.rebuild.catch_up import AHEAD, Group, NotArrived, Tail, groups_at
+from projections.engine.rebuild.indexing import hand_made, make_missing
 from projections.engine.store.commit import Batch
 from projections.engine.store.event_types import drop_other_event_types
 from projections.engine.store.positions import POINTERS, lock_positions, set_generation, write_build_positions
@@ -98,19 +99,6 @@ def pointers(connection: Connection) -> dict[str, Pointer]:
     return {view: Pointer(view, agent, version, table) for view, agent, version, table in found}
 
 
-def hand_made(connection: Connection, tables: Iterable[str]) -> list[str]:
-    """What was added to these tables by hand, such as indexes, constraints and triggers. Other tables of the views lack it."""
-    found = connection.execute(
-        "select distinct pg_describe_object(classid, objid, 0) from pg_depend d "
-        "left join pg_constraint c on classid = 'pg_constraint'::regclass and c.oid = objid "
-        "where refclassid = 'pg_class'::regclass and deptype = 'a' and classid <> 'pg_attrdef'::regclass "
-        "and refobjid in (select to_regclass(quote_ident(name)) from unnest(%s::text[]) name) "
-        "and coalesce(contype not in ('p', 'n'), true) order by 1",
-        (list(tables),),
-    )
-    return [what for (what,) in found]
-
-
 def plan_move(live: Mapping[str, Pointer], incoming: Iterable[str], views: Mapping[str, View]) -> Move:
     """What making `incoming` live changes; `views` are all of this code's. Raises SetDiffers when the sets would differ.
 
@@ -179,6 +167,10 @@ class _Switch:
         began = time.monotonic()
         few, tries, too_much, waited = FEW_RECORDS, 0, 0, 0.0
         try:
+            # a release with other declarations may have loaded them
+            make_missing(
+                self.connection, [self.views[b.view] for b in self.builds], [build.table for build in self.builds]
+            )
             for build in self.builds:
                 if not is_in_sql_view(self.connection, build.view, build.table):
                     replace_sql_view(self.connection, build.view, wait_s=wait_s)

@@ -10,6 +10,7 @@ characters, in the order of their code points, and pages sort texts by these.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -22,7 +23,8 @@ _STREAM_BYTES = 256
 """Of a stream's name, with its context's."""
 _FIXED_BYTES = 16
 """Room for any other value, and of the rest for its head and padding."""
-_NAME_BYTES = 63
+_READABLE_BYTES = 54
+"""Of an index's name, which has 63: the rest is for its digest."""
 
 
 class Index:
@@ -135,9 +137,17 @@ def _bytes(order: Order, *, is_summary: bool) -> int:
 def index_name(table: str, order: Order) -> str:
     """The name of the index of this order. Another definition has another name, so names are all that migrations compare."""
     defined = ", ".join(map(str, order))
-    readable = f"{table}_by_{'_'.join(part.column.name for part in order)}".encode()
     digest = hashlib.sha256(f"{table} ({defined})".encode()).hexdigest()[:8]
-    return f"{readable[: _NAME_BYTES - 9].decode(errors='ignore')}_{digest}"
+    return f"{_readable(table, *(part.column.name for part in order))}_{digest}"
+
+
+def is_index_name(table: str, name: str) -> bool:
+    """Whether it is such a name. Other indexes of the table were made by hand."""
+    return re.fullmatch(rf"{re.escape(_readable(table, ''))}.*_[0-9a-f]{{8}}", name) is not None
+
+
+def _readable(table: str, *columns: str) -> str:
+    return f"{table}_by_{'_'.join(columns)}".encode()[:_READABLE_BYTES].decode(errors="ignore")
 
 
 def quoted(name: object) -> str:

@@ -73,13 +73,26 @@ def to_make(view: View, table_name: str) -> list[sql.SQL]:
 
 def to_index(view: View, table_name: str) -> list[sql.SQL]:
     """The statements that add its keys and indexes."""
-    table = table_of(view, table_name)
-    return _compiled(AddConstraint(table.primary_key, isolate_from_table=False), *map(CreateIndex, table.indexes))
+    key = AddConstraint(table_of(view, table_name).primary_key, isolate_from_table=False)
+    return [*_compiled(key), *to_add_indexes(view, table_name).values()]
 
 
-def _indexed(part: Part) -> sa.TextClause:
-    value = part.column.type.ordered(sql.SQL("{}").format(sql.Identifier(part.column.name))).as_string()
-    return sa.text(f"{value} desc" if part.descending else value)
+def to_add_indexes(view: View, table_name: str, *, concurrently: bool = False) -> dict[str, sql.SQL]:
+    """By the index's name, the statement that makes it unless it is there."""
+    indexes = sorted(table_of(view, table_name).indexes, key=lambda index: str(index.name))
+    for index in indexes:
+        index.dialect_kwargs["postgresql_concurrently"] = concurrently
+    made = _compiled(*(CreateIndex(index, if_not_exists=True) for index in indexes))
+    return {str(index.name): statement for index, statement in zip(indexes, made, strict=True)}
+
+
+def _indexed(part: Part) -> sa.TextClause | str:
+    """In a migration, a name alone reads best."""
+    name = sql.SQL("{}").format(sql.Identifier(part.column.name))
+    value = part.column.type.ordered(name)
+    if value == name and not part.descending:
+        return part.column.name
+    return sa.text(f"{value.as_string()}{' desc' if part.descending else ''}")
 
 
 def _declared(kind: ColumnType) -> TypeEngine[Any]:

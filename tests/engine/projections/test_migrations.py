@@ -64,11 +64,11 @@ def tables(settings: Settings) -> set[str]:
 
 
 def test_an_upgrade_makes_what_the_code_declares_and_check_finds_nothing(world: Settings) -> None:
-    before, after = migrate.upgrade(world)
+    before, after, _ = migrate.upgrade(world)
     assert before == []
     assert {"positions", "live", "builds", "balances_v2", "streams_accounts_v3"} <= tables(world)
     migrate.check(world)
-    assert migrate.upgrade(world) == (after, after)
+    assert migrate.upgrade(world) == (after, after, ([], []))
     with connect(world, "test") as db:
         revisions.require_schema(db)
 
@@ -76,7 +76,7 @@ def test_an_upgrade_makes_what_the_code_declares_and_check_finds_nothing(world: 
 def test_upgrades_at_once_take_turns(world: Settings) -> None:
     with ThreadPoolExecutor(4) as pool:
         done = [future.result() for future in [pool.submit(migrate.upgrade, world) for _ in range(4)]]
-    assert sorted(before == [] for before, _ in done) == [False, False, False, True]
+    assert sorted(before == [] for before, *_ in done) == [False, False, False, True]
     migrate.check(world)
 
 
@@ -206,7 +206,12 @@ def test_the_commands(world: Settings, samefold: Samefold) -> None:
     assert behind.returncode == 1
     assert "samefold db upgrade" in behind.stderr
     upgraded = samefold("db", "upgrade", "--json", settings=world).stdout
-    assert json.loads(upgraded) == {"before": [], "after": sorted(revisions.heads().values())}
+    assert json.loads(upgraded) == {
+        "before": [],
+        "after": sorted(revisions.heads().values()),
+        "made": [],
+        "dropped": [],
+    }
     assert "as this code needs it" in samefold("db", "upgrade", settings=world).stdout
     assert samefold("db", "check", settings=world).returncode == 0
     nothing = samefold("db", "revision", "-m", "nothing", settings=world)

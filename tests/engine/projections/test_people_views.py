@@ -166,7 +166,9 @@ def test_what_depends_on_it_is_not_dropped(bank: Bookkeeper) -> None:
 def test_what_was_made_by_hand_is_named_before_a_switch_leaves_it_behind(bank: Bookkeeper, samefold: Samefold) -> None:
     world = bank.world
     made = {
-        "create index by_cents on balances_v2 (cents, account)": "index by_cents",
+        "create index by_cents on balances_v2 (cents, account)": (
+            'index by_cents (drop it, or declare it in its view\'s file: `INDEXES = (Index("cents", "account"),)`)'
+        ),
         "create index by_time on statement_v2 ((cents + 1))": "index by_time",
         "alter table balances_v2 add constraint once unique (account, cents)": "constraint once on table balances_v2",
         "create trigger t after insert on balances_v2 execute function noted()": "trigger t on table balances_v2",
