@@ -27,7 +27,7 @@ NAMES = (
     "starts",
 )
 """Each is a module with `run`, in the order in which `all` runs them."""
-GROWTH = ("commits", "views", "partitions", "processes")
+GROWTH = ("commits", "views", "partitions", "processes", "indexes")
 """Its parts, each with a result of its own."""
 
 

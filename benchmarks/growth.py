@@ -1,4 +1,4 @@
-"""What grows with the length of the log, the number of views, of partitions and of processes, though the work is the same."""
+"""What grows with the length of the log, the number of views, of partitions, processes and indexes, though the work is the same."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from statistics import median
 from typing import Any
@@ -25,6 +25,10 @@ from benchmarks.results import Aim, Result, Sample, middle, percentile
 from benchmarks.stage import Bench, World
 from benchmarks.workload import Ledger, Order, deposits, history, opening_orders
 from infra.database.connect import connect
+from projections.engine import Index
+from projections.engine.views.core_views import all_views
+from projections.engine.views.indexes import orders_of
+from projections.engine.views.tables import to_add_indexes
 from projections.engine.views.view import CORE
 
 MILLION = 1_000_000
@@ -39,6 +43,14 @@ EVENTS, WIDE = 600_000, 200_000
 VIEWS = (1, 20)
 PARTITIONS = (1, 8, 64)
 PROCESSES = (1, 2, 4, 8)
+INDEXES = {
+    "no index": (),
+    "1 index, of a column that stays": ("owner",),
+    "1 index, of one that changes": ("cents",),
+    "3 indexes": ("owner", "cents", "last_on"),
+}
+ALONE = "balances"
+"""An agent that has nothing but the view."""
 FEW = 100
 """Commands, for a start and a takeover."""
 COMMANDS = 300
@@ -79,6 +91,7 @@ def run(bench: Bench) -> Result:
         "views": _views,
         "partitions": _partitions,
         "processes": _processes,
+        "indexes": _indexes,
     }
     return parts[bench.options.part](bench)
 
@@ -330,6 +343,28 @@ def _processes(bench: Bench) -> Result:
     return _result(bench, "processes", "by more and more agents", samples, [])
 
 
+def _indexes(bench: Bench) -> Result:
+    samples: list[Sample] = []
+    view = all_views()[VIEW]
+    with _wide_log(bench, "indexes") as (log, ledger):
+        for number in range(1, bench.options.rounds + 1):
+            for case, columns in INDEXES.items():
+                orders = orders_of(tuple(map(Index, columns)), VIEW, view.columns, is_summary=False)
+                with bench.world(beside=log) as world:
+                    with connect(world.settings, "samefold bench") as database:
+                        for statement in to_add_indexes(replace(view, indexes=orders), view.table_name).values():
+                            database.execute(statement)
+                    samples.append(_turn(bench, world, ledger, case, number, agent=ALONE))
+    title = "by one agent with one view and more and more indexes"
+    return _result(bench, "indexes", title, samples, [])
+
+
+_HOT = """
+select n_tup_hot_upd::float8 / greatest(n_tup_upd, 1), pg_relation_size(relid)::float8, pg_indexes_size(relid)::float8
+  from pg_stat_user_tables where relname = %s
+"""
+
+
 @contextmanager
 def _wide_log(bench: Bench, part: str, number: int = 1, **settings: Any) -> Iterator[tuple[World, Ledger]]:
     """A world whose log has the events of the parts, and what they come to."""
@@ -362,6 +397,7 @@ def _turn(
     processes: int = 1,
     held: bool = True,
     latency: bool = False,
+    agent: str = CORE,
 ) -> Sample:
     """The whole log, folded by agents that have their partitions; or, not `held` before it, all but its first third."""
     count = sum(ledger.version)
@@ -369,14 +405,14 @@ def _turn(
     more: dict[str, float] = {}
     with progress_of(world) as progress, ExitStack() as running:
         if held:
-            start_held(world)
+            start_held(world, agent)
         began = time.monotonic()
-        agents = [running.enter_context(bench.agent(world, views, f"agent-{n}")) for n in range(processes)]
+        agents = [running.enter_context(bench.agent(world, views, f"agent-{n}", agent=agent)) for n in range(processes)]
         if held:
             wait_for_assignment(agents, world.settings.partitions)
             more["start_s"] = time.monotonic() - began
             meter, began = bench.cpu(agent=agents), release(world)
-            _wait(progress.folded, progress.appended(), agents)
+            _wait(lambda: progress.folded(agent), progress.appended(), agents)
             done, seconds, cpu = count, time.monotonic() - began, meter.spent()
         else:
             done, seconds, cpu = _fold(bench, progress, agents, 2 * count // 3, what)
@@ -386,9 +422,14 @@ def _turn(
             agents.append(running.enter_context(bench.handler(world)))
             more |= _latency(bench, world, case, number, ledger.enter)
         running.pop_all().close()
-    check_rows(world.settings, STATES, ledger.rows(), "states of streams")
     check_rows(world.settings, BALANCES, ledger.rows(), "balances")
-    check_count(world.settings, OUTCOMES, sum(ledger.version), "outcomes")
+    if agent == CORE:
+        check_rows(world.settings, STATES, ledger.rows(), "states of streams")
+        check_count(world.settings, OUTCOMES, sum(ledger.version), "outcomes")
+    else:
+        with connect(world.settings, "samefold bench") as database:
+            [(hot, table, indexes)] = database.execute(_HOT, [all_views()[VIEW].table_name])
+        more |= {"hot": hot, "table_mb": table / MILLION, "indexes_mb": indexes / MILLION}
     return Sample(OURS, case, number, done / seconds, done, seconds, cpu, more)
 
 

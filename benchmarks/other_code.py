@@ -1,7 +1,8 @@
 """A process with other read models than this code's: `python -m benchmarks.other_code ONLY VERSION AGENT MODULE [ARGUMENT…]`.
 
 Of the authors' views it has those that ONLY names, with commas between, and all of a folder that it names; VERSION and AGENT are
-those of `balances`, as a later deployment would bring them. What runs is the product's own MODULE, unchanged.
+those of `balances`, as a later deployment would bring them, and it has no indexes, as the peers' tables have none. What runs is the
+product's own MODULE, unchanged.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def keep_only(wanted: Collection[str], version: int = FIRST, agent: str = CORE) 
     there = {info.name for info in pkgutil.iter_modules(projections.__path__) if not info.ispkg}
     view.NOT_VIEWS.update(there - set(wanted))
     balances.VERSION = version
-    vars(balances)["AGENT"] = agent
+    vars(balances).update(AGENT=agent, INDEXES=())
 
 
 def main() -> None:

@@ -19,10 +19,13 @@ import psycopg
 from benchmarks.other_code import FIRST
 from benchmarks.processes import Cpu, Process
 from benchmarks.profile import Profile
+from infra.database.connect import connect
 from infra.log import topics
 from infra.log.topics import Topic
 from infra.processes.engines import Progress
 from infra.settings import Settings
+from projections.engine.views.core_views import all_views
+from projections.engine.views.tables import to_add_indexes
 from projections.engine.views.view import CORE
 from tools.dev.stack import Stack
 from tools.migrations import migrate
@@ -73,7 +76,10 @@ class Bench:
 
     @contextmanager
     def world(self, beside: World | None = None, **settings: Any) -> Iterator[World]:
-        """A database with this code's tables, and two empty topics, or those of the world `beside` it."""
+        """A database with this code's tables, and two empty topics, or those of the world `beside` it.
+
+        The authors' views have no indexes there, as the peers' tables have none.
+        """
         number = next(_numbers)
         names = [beside.commands.name, beside.events.name] if beside else [f"bench-{number}-{n}" for n in ("c", "e")]
         with self.database() as url:
@@ -91,6 +97,10 @@ class Bench:
             }
             mine = self.stack.settings(**(ours | settings))
             migrate.upgrade(mine)
+            with connect(mine, "samefold bench") as connection:
+                for view in all_views().values():
+                    for name in to_add_indexes(view, view.table_name):
+                        connection.execute(f'drop index "{name}"'.encode())
             yield World(mine, *((beside.commands, beside.events) if beside else topics.ensure(mine)))
 
     @contextmanager

@@ -28,7 +28,7 @@ from psycopg import sql
 from domain.engine.value_limits import MOST_DIGITS
 from infra.database import revisions
 from infra.database.connect import Connection, DatabaseBehind, connect
-from infra.database.revisions import VIEWS
+from infra.database.revisions import VIEWS, DatabaseAhead
 from infra.processes.engines import SILENT
 from infra.settings import Settings
 from projections.engine import Index
@@ -226,6 +226,16 @@ def test_an_index_made_by_hand_stays_and_is_no_drift(
     with connect(world, "test") as db:
         assert db.execute("select count(*) from pg_indexes where indexname like 'mine%'").fetchone() == (2,)
     assert scripts.is_dir()
+
+
+def test_older_code_drops_no_index_of_newer_code(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    with connect(bank.world, "test") as db:
+        db.execute("update alembic_version set version_num = '9999' where version_num = 'b7d40c6e19a2'")
+    declare(monkeypatch, replace(all_views()["balances"], indexes=()))
+    monkeypatch.setattr(indexes, "_planned", lambda: dict.fromkeys(BALANCES, ("drop", "balances_v2")))
+    with pytest.raises(DatabaseAhead):
+        migrate.upgrade(bank.world)
+    assert there(bank.world, "balances_v2") == list(BALANCES)
 
 
 # ── beside live traffic ──

@@ -122,6 +122,33 @@ BAD = {
 }
 
 
+def with_indexes(declared: str, source: str = ENTITY) -> str:
+    return f"\n    INDEXES = {declared}\n" + source
+
+
+BAD |= {
+    "indexes without a comma": (with_indexes('(Index("cents"))'), 'has INDEXES = Index("cents")'),
+    "indexes a list": (with_indexes('[Index("cents")]'), "has INDEXES = [Index"),
+    "indexes of names": (with_indexes('("cents",)'), "has INDEXES = ('cents',)"),
+    "index of nothing": (with_indexes("(Index(),)"), "names no column"),
+    "index of a column twice": (with_indexes('(Index("cents", "-cents"),)'), "or one twice"),
+    "index of no name": (with_indexes("(Index(7),)"), "names no column"),
+    "index of a column that is not there": (with_indexes('(Index("day"),)'), "'day', which the view does not have"),
+    "index of the partition": (with_indexes('(Index("_partition"),)'), "which the view does not have"),
+    "index of bytes": (with_indexes('(Index("cents"),)', with_cents("cents: bytes")), "have no order"),
+    "index of a sum": (with_indexes('(Index("cents"),)', with_cents("cents: Sum[int]", SUMMARY)), "readers add up"),
+    "index of the key": (with_indexes('(Index("purse"),)'), "its key is the order"),
+    "index of the key backwards": (with_indexes('(Index("-purse"),)'), "its key is the order"),
+    "two equal indexes": (with_indexes('(Index("cents"), Index("cents", "purse"))'), "twice"),
+    "an index and its reverse": (with_indexes('(Index("cents"), Index("-cents"))'), "twice"),
+    "index beyond an entry's bytes": (
+        with_indexes(f"(Index({', '.join(f'{name!r}' for name in ('c0', 'c1', 'c2'))}),)", _with_more(3, "Decimal")),
+        "there is room for 2600",
+    ),
+    "unique index": (with_indexes('(Index("cents", unique=True),)'), "no unique index"),
+}
+
+
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_declaration_is_refused_with_its_cure(case: str) -> None:
     source, expected = BAD[case]
