@@ -95,13 +95,13 @@ def settle_indexes(settings: Settings, progress: Progress) -> Indexed:
     views, done = core_views.all_views(), Indexed([], [])
     planned = {name: kind for name, (kind, _) in _planned().items()}
     with connect(settings, session_name("db upgrade"), statement_timeout_ms=0) as connection:
+        _take_turn(connection)
         revisions.heads()
         applied = revisions.applied(connection)
-        revisions.require_known(applied)
+        revisions.require_known(applied)  # older code must not drop what newer code has made
         if not applied:
             return done
-        connection.execute("set lock_timeout = 0")
-        _take_turn(connection)
+        connection.execute("set lock_timeout = 0")  # neither agents nor readers wait behind this
         found = compare(connection, views.values())
         for name in found.invalid:
             _drop(settings, connection, name, progress)
@@ -139,17 +139,18 @@ def _shown(settings: Settings, connection: Connection, what: str, progress: Prog
     """Show how far the connection is with this, and for which sessions it waits."""
     progress.begin(what)
     is_over = threading.Event()
+    [(pid,)] = connection.execute("select pg_backend_pid()")  # of a pooler, the connection has another
 
     def show() -> None:
         stage, seen, told = "", 0, set[int]()
         with suppress(psycopg.Error, SamefoldError), connect(settings, "samefold db progress") as second:
             while not is_over.wait(_PAUSE_S):
                 with as_login(second):
-                    row = second.execute(_PROGRESS, (connection.info.backend_pid,)).fetchone()
-                    blocking = second.execute("select pg_blocking_pids(%s)", (connection.info.backend_pid,)).fetchone()
-                for pid in {*(blocking[0] if blocking else ())} - told:
-                    told.add(pid)
-                    log.warning("%s waits until a transaction ends: %s", what, who(second, [pid]))
+                    row = second.execute(_PROGRESS, (pid,)).fetchone()
+                    [(blocking,)] = second.execute("select pg_blocking_pids(%s)", (pid,))
+                for other in {*blocking} - told:
+                    told.add(other)
+                    log.warning("%s waits until a transaction ends: %s", what, who(second, [other]))
                 if row is None:
                     continue
                 phase, total, now = row

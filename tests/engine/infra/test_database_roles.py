@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from tests.engine.spine import set_up
 from tools.dev.stack import Stack
 from tools.migrations.migrate import upgrade
 from tools.testing.fixtures import ROOT, Samefold
+from tools.testing.waiting import DEADLINE_S, until
 
 LOGINS = ("migrator", "operator", "agent", "policy", "handler", "api", "reader")
 LIMITED = ("agent", "policy", "handler", "api", "reader")
@@ -222,6 +224,24 @@ def test_others_do_not_get_in(shared: RoleWorld) -> None:
     for who, why in ((stranger, "permission denied for database"), (shared.role("owner"), "not permitted to log in")):
         with pytest.raises(DatabaseRefused, match=why):
             connect(shared.settings(who), "test")
+
+
+def test_the_migrator_makes_indexes_and_says_for_whom_it_waits(
+    place: RoleWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    with place.connected() as db:
+        db.execute("drop index balances_v2_by_cents_account_ee3e18a8")
+    with place.connected("agent") as agent, ThreadPoolExecutor(1) as pool:
+        agent.execute("begin isolation level repeatable read")
+        agent.execute("update balances_v2 set cents = cents")
+        upgraded = pool.submit(upgrade, place.of("migrator"))
+        until(lambda: f"user {place.role('agent')}" in caplog.text, "the session is named")
+        agent.execute("rollback")
+        assert upgraded.result(DEADLINE_S).indexes.made == ["balances_v2_by_cents_account_ee3e18a8"]
+    with place.connected() as db:
+        [(owner,)] = db.execute("select tableowner from pg_tables where tablename = 'balances_v2'")
+        found = "select pg_get_userbyid(relowner) from pg_class where relname = 'balances_v2_by_cents_account_ee3e18a8'"
+        assert db.execute(found).fetchone() == (owner,)
 
 
 @pytest.mark.parametrize("role", ["migrator", "operator"])
