@@ -41,16 +41,16 @@ from projections.engine.views.indexes import Order, index_name, is_index_name, o
 from projections.engine.views.tables import to_index, to_make
 from projections.engine.views.view import View
 from tests.engine.bookkeeper import Bookkeeper, fold_all
-from tests.engine.projections.bankviews import live_table
+from tests.engine.projections.bankviews import ACCOUNTS, live_table
 from tests.engine.projections.builders import killed
-from tests.engine.projections.test_migrations import declare, scripts, world
+from tests.engine.projections.test_migrations import declare, scripts
 from tests.engine.projections.viewkit import PURSES, view
 from tools.migrations import indexes, migrate
 from tools.migrations.migrate import SchemaDrift
 from tools.testing.fixtures import ROOT, Samefold, command
 from tools.testing.waiting import DEADLINE_S, until
 
-__all__ = ["scripts", "world"]
+__all__ = ["scripts"]
 
 BALANCES = "balances_v2_by_cents_account_ee3e18a8", "balances_v2_by_owner_account_0379c035"
 
@@ -98,12 +98,14 @@ def done(settings: Settings) -> None:
 
 
 @contextmanager
-def old_transaction(settings: Settings) -> Iterator[Connection]:
-    """One that has written to `balances`, and does not end."""
+def old_transaction(
+    settings: Settings, statement: bytes = b"update balances_v2 set cents = cents"
+) -> Iterator[Connection]:
+    """One that has done this, by default written to `balances`, and does not end."""
     with connect(settings, "somebody") as db:
         db.execute("set idle_in_transaction_session_timeout = 0")
         db.execute("begin isolation level repeatable read")
-        db.execute("update balances_v2 set cents = cents")
+        db.execute(statement)
         yield db
         db.execute("rollback")
 
@@ -119,12 +121,12 @@ def waits(settings: Settings) -> bool:
 
 
 def test_an_index_that_is_added_or_removed_is_a_migration_without_a_new_version(
-    world: Settings, scripts: Path, monkeypatch: pytest.MonkeyPatch
+    empty_world: Settings, scripts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     declare(monkeypatch, view(PURSES))
-    migrate.upgrade(world)
-    migrate.revise(world, "purses")
-    migrate.upgrade(world)
+    migrate.upgrade(empty_world)
+    migrate.revise(empty_world, "purses")
+    migrate.upgrade(empty_world)
 
     for number, (declared, made, dropped) in enumerate(
         [
@@ -136,28 +138,28 @@ def test_an_index_that_is_added_or_removed_is_a_migration_without_a_new_version(
     ):
         now = indexed(*declared)
         declare(monkeypatch, now)
-        before = there(world, "purses_v1")
+        before = there(empty_world, "purses_v1")
         with pytest.raises(SchemaDrift, match="index purses_v1_by_") as refused:
-            migrate.check(world)
+            migrate.check(empty_world)
         assert "db revision" in refused.value.hint
-        assert migrate.upgrade(world).indexes == ([], []), "no migration names them yet"
-        assert there(world, "purses_v1") == before
+        assert migrate.upgrade(empty_world).indexes == ([], []), "no migration names them yet"
+        assert there(empty_world, "purses_v1") == before
 
-        written = migrate.revise(world, f"indexes {number}")
+        written = migrate.revise(empty_world, f"indexes {number}")
 
         assert written is not None
         text = written.read_text()
         assert "table(" not in text
         assert (text.count("op.create_index("), text.count("op.drop_index(")) == (made, dropped)
         assert (text.count("if_not_exists=True"), text.count("if_exists=True")) == (made, dropped)
-        _, _, done = migrate.upgrade(world)
-        assert there(world, "purses_v1") == names(now)
+        _, _, done = migrate.upgrade(empty_world)
+        assert there(empty_world, "purses_v1") == names(now)
         assert (sorted(done.made), sorted(done.dropped)) == (
             sorted({*names(now)} - {*before}),
             sorted({*before} - {*names(now)}),
         )
-        migrate.check(world)
-        assert migrate.revise(world, "nothing") is None
+        migrate.check(empty_world)
+        assert migrate.revise(empty_world, "nothing") is None
 
 
 def test_a_database_that_has_none_of_it_yet_ends_with_the_declared_indexes(
@@ -179,28 +181,28 @@ def test_a_database_that_has_none_of_it_yet_ends_with_the_declared_indexes(
     assert len(list(scripts.glob("*purses*"))) == 3
 
 
-def test_the_first_migration_of_a_service_makes_the_indexes_too(world: Settings, scripts: Path) -> None:
+def test_the_first_migration_of_a_service_makes_the_indexes_too(empty_world: Settings, scripts: Path) -> None:
     for file in scripts.glob("*.py"):
         file.unlink()
     assert migrate.revise_without_database("first tables") is not None
-    migrate.upgrade(world)
-    done(world)
+    migrate.upgrade(empty_world)
+    done(empty_world)
 
 
 def test_an_index_of_a_release_before_is_told_by_the_version_alone(
-    world: Settings, scripts: Path, monkeypatch: pytest.MonkeyPatch
+    empty_world: Settings, scripts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A table of an older version keeps its indexes: a switch may go back to it."""
-    migrate.upgrade(world)
+    migrate.upgrade(empty_world)
     raised = replace(indexed('Index("cents")'), name="balances", version=3)
     declare(monkeypatch, raised)
-    written = migrate.revise(world, "balances v3")
+    written = migrate.revise(empty_world, "balances v3")
     assert written is not None
     assert "drop_index" not in written.read_text()
-    migrate.upgrade(world)
-    migrate.check(world)
-    assert there(world, "balances_v2") == list(BALANCES)
-    assert there(world, "balances_v3") == names(raised)
+    migrate.upgrade(empty_world)
+    migrate.check(empty_world)
+    assert there(empty_world, "balances_v2") == list(BALANCES)
+    assert there(empty_world, "balances_v3") == names(raised)
     assert scripts in written.parents
 
 
@@ -247,19 +249,24 @@ def test_agents_write_and_new_code_waits_while_an_index_is_made(
     world = bank.world
     behind(world)
     with ThreadPoolExecutor(1) as pool:
-        with old_transaction(world):
+        with old_transaction(world, b"select from balances_v2"):
             upgraded = pool.submit(migrate.upgrade, world)
             until(lambda: waits(world), "the index waits for the transaction")
             until(lambda: "waits until a transaction ends" in caplog.text, "it is told")
-            with connect(world, "test") as db, db.transaction(force_rollback=True):
-                db.execute("set local lock_timeout = '1s'")
-                db.execute("lock table balances_v2 in row exclusive mode")
+            bank.life([*ACCOUNTS, "new"], 3)
+            fold_all(world)
             with connect(world, "test") as db, pytest.raises(DatabaseBehind):
                 revisions.require_schema(db)
             assert not upgraded.done()
         assert upgraded.result(DEADLINE_S).indexes.made == MADE
     assert "(somebody, user" in caplog.text
     done(world)
+    by_index = "select account, cents from balances_v2 order by cents, account"
+    with connect(world, "test") as db, connect(world, "test", by_key=True) as other:
+        other.execute("set enable_sort = off")
+        assert BALANCES[0] in str(other.execute(f"explain {by_index}".encode()).fetchall())
+        assert other.execute(by_index).fetchall() == db.execute(by_index).fetchall()
+        assert db.execute("select count(*) from balances_v2").fetchone() == (len(ACCOUNTS) + 1,)
 
 
 def test_upgrades_at_once_make_an_index_once(bank: Bookkeeper, caplog: pytest.LogCaptureFixture) -> None:
