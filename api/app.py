@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Receive, Scope, Send
 
-from api import commands, health, outcomes, problems, views
+from api import commands, health, outcomes, problems, queries, views
 from api.door import OPEN, PROBLEMS, Door
 from api.health import Readiness
 from api.openapi import JSON, Body, document
@@ -25,13 +25,17 @@ from api.services import Services
 from domain.engine.contexts import contexts
 from infra.observability import metrics
 from infra.settings import Settings
+from projections.engine.queries.query import discover
 from projections.engine.views.core_views import all_views
 
 VERSION = "1"
 
 
 def create_app(settings: Settings, name: str = "api") -> FastAPI:
-    """The app of one API process, whose connections are named `samefold <name>`. Raises NotConfigured, BadContext, BadView."""
+    """The app of one API process, whose connections are named `samefold <name>`.
+
+    Raises NotConfigured, BadContext, BadView, BadQuery.
+    """
 
     services = Services(settings, name)
 
@@ -52,7 +56,10 @@ def create_app(settings: Settings, name: str = "api") -> FastAPI:
     app.state.readiness = Readiness(services.stores, services.keys, services.issuer)
     services.stores.subscribe(lambda: metrics.API_WAITING.set(len(services.outcomes)))
     bodies: list[Body] = []
-    routers = (commands.router_of(contexts(), bodies), outcomes.router(), health.router(), views.router_of(all_views()))
+    routers = (
+        *(commands.router_of(contexts(), bodies), outcomes.router(), health.router()),
+        *(views.router_of(all_views()), queries.router_of(discover())),
+    )
     ours = [route for router in routers for route in router.routes]
     app.router.routes = [Direct(ours), *app.router.routes, *ours]  # `include_router` would match each request twice
     at_the_door = PROBLEMS if services.issuer else ()

@@ -22,7 +22,7 @@ def parameters_of(view: View, *, is_live: bool = False) -> list[Json]:
     )
     of_fields = "Only these columns. The answer is of another media type then."
     fields = parameter("query", "fields", of_fields, _columns(view.columns, "{}"))
-    return [*filters, sort | _WITH_COMMAS, fields | _WITH_COMMAS, _LIMIT, *(() if is_live else _PAGE)]
+    return [*filters, sort | _WITH_COMMAS, fields | _WITH_COMMAS, LIMIT, *(() if is_live else _PAGE)]
 
 
 _WITH_COMMAS: Json = {"style": "form", "explode": False}
@@ -63,7 +63,7 @@ def _columns(columns: Sequence[Column], *forms: str) -> Json:
 _COUNT = f"Whether the answer has the number of rows with these filters: exact up to {MOST_COUNTED:,}."
 _SEARCH = "Search the whole table where it is large and no index serves the question, instead of 422."
 _ROWS = {"type": "integer", "minimum": 1, "maximum": MOST_ROWS, "default": FEW_ROWS}
-_LIMIT = parameter("query", "limit", "How many rows.", _ROWS)
+LIMIT = parameter("query", "limit", "How many rows.", _ROWS)
 _PAGE = (
     parameter("query", "count", _COUNT, {"type": "boolean", "default": False}),
     parameter("query", IF_UNINDEXED, _SEARCH, {"type": "string", "enum": [SEARCH]}),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from copy import copy
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -28,6 +28,9 @@ from infra.errors import SamefoldError
 from infra.settings import Settings
 from projections.engine.live.lag import VIEWS
 from projections.engine.live.startup import HOW_IT_GOES_LIVE
+from projections.engine.queries.query import BadQuery, QueryFailed
+from projections.engine.queries.query import Query as AuthorQuery
+from projections.engine.queries.statement import Answer, answer, described, require_types, statement
 from projections.engine.views import queries
 from projections.engine.views.pages import Page, page_query
 from projections.engine.views.queries import Found, Query, Shape
@@ -70,6 +73,19 @@ class PositionNotReached(SamefoldError):
     is_public = True
 
 
+class Positioned(Protocol):
+    """What was read, with its position."""
+
+    @property
+    def position(self) -> Token: ...
+
+    @property
+    def stopped(self) -> tuple[str, str] | None: ...
+
+
+F = TypeVar("F", bound=Positioned)
+
+
 class ViewReader:
     """Reads rows together with their position."""
 
@@ -88,6 +104,8 @@ class ViewReader:
         self._tables: dict[str, str] = {}
         self._estimates: dict[str, tuple[float, int]] = {}
         """By view, how many rows the planner expects, and until when that is believed, in the loop's time."""
+        self._described: set[str] = set()
+        """Queries whose columns PostgreSQL has said to be of the declared types."""
         self._takes_last_rows = False
         self._gathering: WeakValueDictionary[tuple[str, Shape, bool], Gathering] = WeakValueDictionary()
         """By view, shape of `only` and whether last rows are taken, as long as some are read."""
@@ -133,12 +151,50 @@ class ViewReader:
             self._estimates[view.name] = now + ESTIMATE_S, rows
         return rows <= self.small_view
 
+    async def answer(
+        self, query: AuthorQuery, values: Mapping[str, Any], most: int, only: Rows | None = None
+    ) -> Answer:
+        """The first `most` rows of a query of the author's. Raises BadQuery, QueryFailed, ViewNotLive, DatabaseUnavailable, …"""
+        views, tables = query.views, dict[str, str]()
+        with named_errors(self._settings):
+            while True:
+                before = tables
+                tables = {one.name: self._tables.get(one.name) or await self._live_table(one) for one in views}
+                try:
+                    async with self._connection() as connection:
+                        if query.name not in self._described:
+                            cursor = await connection.execute(*described(query, tables))
+                            require_types(query, cursor.description, connection.adapters.types)
+                            self._described.add(query.name)
+                        asked = statement(query, tables, self._topic, values, most, only)
+                        [value] = await (await connection.execute(*asked)).fetchone() or ("",)
+                except errors.UndefinedTable:
+                    if tables == before:
+                        raise
+                except (errors.InsufficientPrivilege, errors.UndefinedColumn):  # of ours: the author's are checked
+                    raise
+                except errors.DataError as error:  # its text may quote a value
+                    hint = "Let the SQL have an answer there, as with `nullif(…, 0)` below a division."
+                    raise QueryFailed(f"{query.file}: {type(error).__name__}.", hint) from None
+                except errors.ProgrammingError as error:
+                    raise BadQuery(f"{query.file}: {error.diag.message_primary}.", "Correct the SQL.") from error
+                else:
+                    found = answer(query, value)
+                    if found.live == {one.name: (one.version, tables[one.name]) for one in views}:
+                        return found
+                for one in views:
+                    self._tables.pop(one.name, None)
+
     async def shown(self, found: Found) -> list[msgspec.Raw]:
         """Its rows as clients may see them: personal values, or what is shown for a forgotten one. Raises DatabaseUnavailable, …"""
         rows = [row.json for row in found.rows]
-        if self._keys is None or not found.has_personal:
-            return rows
+        return await self.opened(rows) if found.has_personal else rows
+
+    async def opened(self, rows: Sequence[msgspec.Raw]) -> list[msgspec.Raw]:
+        """The rows as clients may see them. Raises DatabaseUnavailable, …"""
         ids = {ident for row in rows for ident in key_ids(bytes(row))}
+        if self._keys is None or not ids:
+            return list(rows)
         with named_errors(self._settings):
             async with self._connection() as connection:
                 keys = await self._keys.keys_for_async(connection, ids)
@@ -158,11 +214,11 @@ class ViewReader:
                 return {view: (streams, stopped) for view, streams, stopped in await cursor.fetchall()}
 
     async def no_older(
-        self, seen: Token, agent: str, wait_s: float, request: Request, read: Callable[[], Awaitable[Found]]
-    ) -> Found:
+        self, seen: Token, agents: Collection[str], wait_s: float, request: Request, read: Callable[[], Awaitable[F]]
+    ) -> F:
         """What `read` finds, as soon as that is no older than `seen`. Raises PositionNotReached after `wait_s`, ClientGone."""
 
-        def is_reached(found: Found) -> bool:
+        def is_reached(found: F) -> bool:
             if (covered := seen.covered_by(found.position)) or found.stopped is None:
                 return covered
             # it does not move, and requests that wait take places from other views' readers
@@ -172,7 +228,7 @@ class ViewReader:
         if is_reached(found):
             return found
         deadline = asyncio.get_running_loop().time() + wait_s
-        with self._positions.waiting(agent, seen) as waiter:
+        with self._positions.waiting(agents, seen) as waiter:
             while True:
                 found = await read()
                 if is_reached(found):
@@ -302,10 +358,10 @@ union all select version, table_name, code, stopped_at from {STOPPED} s where vi
 
 
 class Waiter:
-    """One request that waits for an agent's positions, entered before its first read."""
+    """One request that waits for the positions of these agents, entered before its first read."""
 
-    def __init__(self, agent: str, seen: Token) -> None:
-        self._agent = agent
+    def __init__(self, agents: Collection[str], seen: Token) -> None:
+        self._agents = agents
         self._wanted = _offsets(seen)
         self._missing = self._wanted
         """What the last read had not reached."""
@@ -317,7 +373,7 @@ class Waiter:
         self._wake.set()
 
     def notified(self, agent: str, moved: Moved) -> None:
-        if agent in ("", self._agent) and (
+        if (not agent or agent in self._agents) and (
             moved is None or any(self._missing.get(partition, at + 1) <= at for partition, at in moved.items())
         ):
             self._wake.set()
@@ -356,13 +412,13 @@ class PositionWaits:
         return len(self._waiters)
 
     @contextmanager
-    def waiting(self, agent: str, seen: Token) -> Iterator[Waiter]:
+    def waiting(self, agents: Collection[str], seen: Token) -> Iterator[Waiter]:
         """Raises Problem 429, 503."""
         if self._gave_up:  # its place in the pool was another's until now
             raise STOPPING()
         if len(self) >= self._most:
             raise TOO_MANY_READERS()
-        waiter = Waiter(agent, seen)
+        waiter = Waiter(agents, seen)
         self._waiters.add(waiter)
         try:
             yield waiter

@@ -42,6 +42,7 @@ from api.view_questions import (
 )
 from api.view_reader import (
     TOO_MANY_READERS,
+    F,
     PositionNotReached,
     ViewNotLive,
     ViewReader,
@@ -54,6 +55,7 @@ from api.view_reader import (
 )
 from infra.access import BadAccess, Rows
 from infra.database.connect import DatabaseUnavailable
+from projections.engine.queries.query import Query
 from projections.engine.views.column_types import Scalar
 from projections.engine.views.columns import schema_of
 from projections.engine.views.indexes import quoted
@@ -130,7 +132,7 @@ def _add(router: APIRouter, view: View) -> None:
         response_model=page,
         response_description="Rows in the order of `sort`, then of their keys.",
         responses=responses(
-            _READ | {200: _READ[200] | {"content": {FIELDS: {"schema": schema}}}}, *_UNREAD, *_UNLISTED
+            READ | {200: READ[200] | {"content": {FIELDS: {"schema": schema}}}}, *UNREAD, *_UNLISTED
         ),
     )
     router.add_api_route(
@@ -163,7 +165,7 @@ def _add(router: APIRouter, view: View) -> None:
         description=question,
         response_model=answer,
         response_description="The row.",
-        responses=responses(_READ, *_UNREAD, NO_ROW, PARKED),
+        responses=responses(READ, *UNREAD, NO_ROW, PARKED),
     )
     router.add_api_route(
         f"{to_row}/live",
@@ -353,7 +355,7 @@ def _reader(request: Request) -> ViewReader:
     return views.with_last_rows() if given else views
 
 
-async def found_by(view: View, request: Request, read: Callable[[], Awaitable[Found]]) -> Found:
+async def found_by(of: View | Query, request: Request, read: Callable[[], Awaitable[F]]) -> F:
     """What a read finds, once it is no older than `after` asks for. Raises Problem 429, 503, BadToken, OtherLog, ViewNotLive, …"""
     services = services_of(request)
     require_promises(services)
@@ -363,7 +365,7 @@ async def found_by(view: View, request: Request, read: Callable[[], Awaitable[Fo
     (_, topic), settings = services.stores.topics(), services.settings
     seen.require_log(topic.id, topic.partitions)
     wait_s = preferences(request).wait_or(settings.api_wait_s)
-    return await services.views.no_older(seen, view.agent, wait_s, request, read)
+    return await services.views.no_older(seen, {of.agent} if isinstance(of, View) else of.agents, wait_s, request, read)
 
 
 def _as_of(found: Found) -> dict[str, str]:
@@ -430,8 +432,8 @@ _IF_STOPPED = parameter(
     "Where the view has stopped: its last rows, at the position where it stopped, instead of 503.",
     {"type": "string", "enum": [LAST_ROWS]},
 )
-_IF_NONE_MATCH = openapi.in_header("If-None-Match", "ETags of earlier answers: 304 if one still holds.", 'W/"4711"')
-_FRESHNESS = (openapi.AFTER, _IF_STOPPED, openapi.PREFER, _IF_NONE_MATCH)
+IF_NONE_MATCH = openapi.in_header("If-None-Match", "ETags of earlier answers: 304 if one still holds.", 'W/"4711"')
+_FRESHNESS = (openapi.AFTER, _IF_STOPPED, openapi.PREFER, IF_NONE_MATCH)
 _LAST_EVENT_ID = openapi.in_header("Last-Event-ID", "The `id` of the last event; an EventSource sends it.", "4711")
 _SEEN = {
     "ETag": openapi.header("For If-None-Match"),
@@ -440,13 +442,13 @@ _SEEN = {
         "Since when the view has stopped, where it has", type="string", format="date-time"
     ),
 }
-_READ: openapi.Responses = {
+READ: openapi.Responses = {
     200: {"headers": _SEEN},
     304: {"description": "It is as it was.", "headers": _SEEN},
 }
 _UNLISTED = (BAD_CURSOR, NO_INDEX, TOO_MANY_SEARCHES)
 _UNREADABLE = (kind_of(DatabaseUnavailable), kind_of(ViewNotLive), kind_of(ViewStopped), STOPPING, *DENIED)
-_UNREAD = (
+UNREAD = (
     *(BAD_TOKEN, OTHER_LOG, INVALID, BAD_SEGMENT, TOO_MANY_READERS),
     *(kind_of(PositionNotReached), *_UNREADABLE),
 )

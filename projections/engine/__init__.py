@@ -7,7 +7,7 @@ one function, whose event parameter's annotation is the subscription:
     rows(event: A | B, after: State, at: At) -> Iterable[Row]        journal view, rows only ever added
     delta(event: A | B, at: At) -> Iterable[Row]                     summary view, each row a key and its increments
 
-Samefold's: an update replaces it. Its rooms import each other one way only: views, fold, store, live, rebuild, operate;
+Samefold's: an update replaces it. Its rooms import each other one way only: views, queries, fold, store, live, rebuild, operate;
 each may import those before it.
 """
 

@@ -28,13 +28,16 @@ from infra.settings import Settings
 from policies.engine.outbox import view_of
 from policies.engine.policy import discover
 from policies.engine.public_schema import NothingPublic, publication
+from projections.engine.queries.query import discover as queries
 from projections.engine.views.core_views import all_views
-from projections.engine.views.view import Kind, View
+from projections.engine.views.queries import Readable
+from projections.engine.views.view import Kind
 from tools import release_check
 from tools.golden_results import released_views
 from tools.migrations import migrate
 from tools.testing.facts import facts
 from tools.testing.fixtures import ROOT
+from tools.testing.given_views import answered
 from tools.testing.histories import SEED, check, check_publication, histories, time_limit, unreached
 
 # The modules that do no input or output and read no clock. All others are refused.
@@ -133,8 +136,11 @@ def test_access_answers_for_every_command_and_names_rows_that_there_are(
                 assert isinstance(answer, bool), cls
 
 
-def test_access_answers_for_every_view_and_names_columns_that_there_are(who: Access, callers: list[Caller]) -> None:
-    for caller, view in product(callers, all_views().values()):
+def test_access_answers_for_every_view_and_query_and_names_columns_that_there_are(
+    who: Access, callers: list[Caller]
+) -> None:
+    found: list[Readable] = [*all_views().values(), *queries().values()]
+    for caller, view in product(callers, found):
         answer = limited(who.may_read, caller, view.name)
         if isinstance(answer, Rows):
             assert all({*columns} <= names_in(view) for columns in answer.shape), answer
@@ -142,7 +148,7 @@ def test_access_answers_for_every_view_and_names_columns_that_there_are(who: Acc
             assert isinstance(answer, bool), view.name
 
 
-def names_in(view: View) -> set[str]:
+def names_in(view: Readable) -> set[str]:
     return {column.name for column in view.columns}
 
 
@@ -203,6 +209,17 @@ def test_commands_and_events_are_frozen_and_slotted_and_name_their_fields() -> N
         assert cls.__dataclass_params__.frozen, cls  # type: ignore[attr-defined]
         assert "__slots__" in vars(cls), cls
         assert all(field.kw_only for field in fields(cls)), cls
+
+
+def test_queries_name_views_and_columns_that_there_are() -> None:
+    assert all(query.views for query in queries().values())
+
+
+def test_queries_give_the_columns_that_they_declare(world: Settings) -> None:
+    """PostgreSQL says of which types they are."""
+    migrate.upgrade(world)
+    for query in queries().values():
+        answered(world, query.name, **{one.name: None for one in query.parameters})
 
 
 def test_migrations_make_every_table_that_the_code_declares(world: Settings) -> None:

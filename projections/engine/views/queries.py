@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 from psycopg import sql
@@ -94,13 +94,23 @@ def by_keys(
     return Query(*_by_keys(view, table, shape), values)
 
 
-def allowed_values(view: View, only: Rows) -> list[Any]:
+class Readable(Protocol):
+    """What `access.py` is asked about: a view, or a query."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def columns(self) -> tuple[Column, ...]: ...
+
+
+def allowed_values(view: Readable, only: Rows) -> list[Any]:
     """The values that columns are compared with, in the order of the shape. Raises BadAccess."""
     columns = {column.name: column for column in view.columns}
     return [_allowed(view, columns.get(name), name, value) for one in only.any_of for name, value in one]
 
 
-def _allowed(view: View, column: Column | None, name: str, value: Any) -> Any:
+def _allowed(view: Readable, column: Column | None, name: str, value: Any) -> Any:
     if column is None:
         raise BadAccess(
             f"access.py names column '{name}' of view '{view.name}', which has no such column.",

@@ -326,7 +326,7 @@ def test_the_last_rows_of_a_stopped_view_are_for_who_asks_for_them_by_name(
 def test_a_read_that_would_begin_to_wait_at_the_end_of_the_process_is_answered_at_once() -> None:
     waits = PositionWaits(Mock(), 1)
     waits.give_up()
-    with pytest.raises(Problem, match="stopping"), waits.waiting("core", Token({})):
+    with pytest.raises(Problem, match="stopping"), waits.waiting({"core"}, Token({})):
         pass
 
 

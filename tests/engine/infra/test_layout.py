@@ -25,7 +25,7 @@ FLOORS = (("tools",), ("api", "spark_jobs"), ("policies",), ("commands",), ("pro
 """From the top downwards."""
 PROGRAMS = ("spark_jobs/engine/rebuild.py", "spark_jobs/engine/verify.py")
 """What `spark-submit` runs: the command line, by another name."""
-ROOMS = ("views", "fold", "store", "live", "rebuild", "operate")
+ROOMS = ("views", "queries", "fold", "store", "live", "rebuild", "operate")
 
 
 @cache

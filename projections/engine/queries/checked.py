@@ -1,0 +1,170 @@
+"""Checks the SQL of a query against the views that are declared, without a database.
+
+What the parser can't know, such as the type of an expression, PostgreSQL says: `statement.require_types`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from projections.engine.views.columns import Column
+from projections.engine.views.view import RESERVED, View
+
+if TYPE_CHECKING:
+    from sqlglot import exp
+
+FUNCTIONS = (
+    *("count", "sum", "avg", "min", "max", "bool_and", "bool_or", "every", "string_agg", "array_agg", "jsonb_agg"),
+    *("row_number", "rank", "dense_rank", "ntile", "lag", "lead", "first_value", "last_value", "percentile_disc"),
+    *("coalesce", "nullif", "greatest", "least", "abs", "ceil", "floor", "round", "trunc", "mod", "div", "sign"),
+    *("lower", "upper", "length", "substring", "substr", "left", "right", "trim", "concat", "replace", "split_part"),
+    *("starts_with", "strpos", "date_trunc", "date_part", "extract", "age", "to_char", "make_date", "now"),
+    *("jsonb_array_length", "jsonb_build_object", "cardinality"),
+)
+"""That a query may call. None writes, waits, or reads anything but its arguments and the clock."""
+_PLACEHOLDER = re.compile(r"%\((\w+)\)s")
+_NAMED = re.compile(r"(?:Column '|Unknown column: )([^'.]+)")
+
+
+class BadSql(Exception):
+    """The SQL is refused. `line` counts from 1 in the text."""
+
+    def __init__(self, line: int, what: str, hint: str) -> None:
+        super().__init__(what)
+        self.line, self.what, self.hint = line, what, hint
+
+
+def views_of(
+    text: str, views: Mapping[str, View], parameters: Sequence[Column], columns: Sequence[Column]
+) -> tuple[View, ...]:
+    """The views that the SQL names, by name. Raises BadSql for all but one select over views, with these names."""
+    from sqlglot import exp  # takes a tenth of a second
+
+    tree = _select(text)
+    for refusal in _refusals(tree, views):
+        raise refusal
+    _check_parameters(text, tree, parameters)
+    named = sorted({table.name for table in tree.find_all(exp.Table)} & {*views})
+    _check_columns(tree, views, columns)
+    if not named:
+        raise BadSql(1, "the SQL names no view.", f"There are: {', '.join(sorted(views))}.")
+    return tuple(views[name] for name in named)
+
+
+def split(text: str) -> list[str]:
+    """Texts and names of parameters in turns, a text first and last."""
+    return _PLACEHOLDER.split(text)
+
+
+def _select(text: str) -> exp.Query:
+    from sqlglot import exp, parse
+    from sqlglot.errors import ParseError, TokenError
+    from sqlglot.optimizer.normalize_identifiers import normalize_identifiers
+
+    try:
+        found = [one for one in parse(text, dialect="postgres") if one is not None]
+    except (ParseError, TokenError) as error:
+        told: dict[str, Any] = next(iter(getattr(error, "errors", ())), {})
+        at = f" at `{told['highlight']}`" if told.get("highlight") else ""
+        raise BadSql(told.get("line") or 1, f"this is no SQL{at}.", "Correct it, as PostgreSQL has it.") from error
+    if len(found) != 1 or ";" in text.rstrip()[-1:] or not isinstance(found[0], exp.Query):
+        raise BadSql(1, "the SQL is not one select.", "Write one select, without a semicolon at its end.")
+    return normalize_identifiers(found[0], dialect="postgres")
+
+
+def _refusals(tree: exp.Query, views: Mapping[str, View]) -> Iterator[BadSql]:
+    from sqlglot import exp
+
+    by_itself = {with_.alias_or_name for with_ in tree.find_all(exp.CTE)}
+    if taken := sorted(name for name in by_itself if name in views or RESERVED.fullmatch(name) or name[:3] == "pg_"):
+        yield BadSql(1, f"'{taken[0]}' can't be a name in `with`: a table has it.", "Choose another name.")
+    writing = (exp.DML, exp.DDL, exp.Command, exp.Into, exp.Lock)
+    for node in tree.walk():
+        line = _line(node)
+        if isinstance(node, writing) and not isinstance(node, exp.Query):
+            yield BadSql(
+                line, "the SQL is more than a select.", "A query only reads: no writes, no `into`, no `for update`."
+            )
+        elif isinstance(node, exp.Table):
+            name = node.sql(dialect="postgres", comments=False).partition(" AS ")[0]
+            if not isinstance(node.this, exp.Identifier) or node.db or node.name not in {*views, *by_itself}:
+                yield BadSql(line, f"{name} is not a view.", f"There are: {', '.join(sorted(views))}.")
+        elif isinstance(node, exp.Star) and not isinstance(node.parent, exp.Count):
+            yield BadSql(line, "the SQL has a `*`.", "Name the columns: a view may get more.")
+        elif isinstance(node, exp.Func) and not isinstance(node, _functions()[0]):
+            name = node.sql(dialect="postgres", comments=False).partition("(")[0].strip('"').lower()
+            if not (isinstance(node, exp.Anonymous) and name in _functions()[1]):
+                yield BadSql(line, f"the function {name} is not allowed.", f"Use {', '.join(FUNCTIONS)}.")
+
+
+@cache
+def _functions() -> tuple[tuple[type[exp.Expression], ...], frozenset[str]]:
+    """As the parser has them: the classes of those it knows, operators among them, and the names of others."""
+    from sqlglot import ErrorLevel, exp, parse_one
+
+    made = [parse_one(f"{name}(a, b)", dialect="postgres", error_level=ErrorLevel.IGNORE) for name in FUNCTIONS]
+    known = {type(one) for one in made if not isinstance(one, exp.Anonymous)}
+    operators = (exp.And, exp.Or, exp.Cast, exp.Case, exp.If, exp.Array, exp.Exists, exp.CurrentDate, exp.Extract)
+    return (*known, *operators), frozenset(one.name.lower() for one in made if isinstance(one, exp.Anonymous))
+
+
+def _check_parameters(text: str, tree: exp.Query, parameters: Sequence[Column]) -> None:
+    from sqlglot import exp
+
+    declared, found = [one.name for one in parameters], [one.name for one in tree.find_all(exp.Placeholder)]
+    if len(split(text)[1::2]) != len(found) or "" in found:
+        raise BadSql(1, "a parameter stands in quotes or in a comment.", "Write `%(name)s` by itself.")
+    if unknown := [name for name in found if name not in declared]:
+        line = next(_line(one) for one in tree.find_all(exp.Placeholder) if one.name == unknown[0])
+        raise BadSql(line, f"Parameters has no '{unknown[0]}'.", f"Add `{unknown[0]}: int` to the class Parameters.")
+    if unused := [name for name in declared if name not in found]:
+        raise BadSql(1, f"the SQL has no `%({unused[0]})s`.", f"Use the parameter, or remove '{unused[0]}'.")
+
+
+def _check_columns(tree: exp.Query, views: Mapping[str, View], columns: Sequence[Column]) -> None:
+    """That each column exists, and that the select gives those of the row, in their order."""
+    from sqlglot import exp
+    from sqlglot.errors import OptimizeError, SchemaError
+    from sqlglot.optimizer.qualify import qualify
+    from sqlglot.optimizer.scope import build_scope
+
+    schema: dict[str, object] = {
+        name: {column.name: column.type.sql_name for column in view.columns} for name, view in views.items()
+    }
+    given, declared = tree.named_selects, [column.name for column in columns]
+    if given != declared:
+        raise BadSql(
+            1,
+            f"the select gives {', '.join(given)}, and the row has {', '.join(declared)}.",
+            "Give the columns of the row, in their order: `count(*) as many`.",
+        )
+    try:
+        checked = qualify(tree.copy(), schema=schema, dialect="postgres", expand_stars=False, quote_identifiers=False)
+    except (OptimizeError, SchemaError) as error:
+        match = _NAMED.search(str(error))
+        name = match[1] if match else ""
+        lines = [_line(one) for one in tree.find_all(exp.Column) if one.name == name]
+        what = f"there is no column '{name}' here, or there are several." if match else f"{error}."
+        raise BadSql(lines[0] if lines else 1, what, "Name a column that a view declares, as `view.column`.") from error
+    scope = build_scope(checked)
+    for node, column in zip(checked.selects, columns, strict=True):
+        source = scope.sources.get(one.table) if scope and isinstance(one := node.unalias(), exp.Column) else None
+        if isinstance(source, exp.Table) and source.name in views and not source.alias_column_names:
+            [of_view] = [found for found in views[source.name].columns if found.name == one.name]
+            if not is_of(of_view.type.sql_name, column):
+                what = f"'{column.name}' is {of_view.scalar} in view '{source.name}', and {column.scalar} in the row."
+                raise BadSql(_line(node), what, "Declare the view's type in the row, or cast it in the SQL.")
+
+
+def is_of(sql_type: str, column: Column) -> bool:
+    """Whether a value of PostgreSQL's type may be one of the column: whole numbers may also be sums, which are numeric."""
+    wanted = column.type.sql_name
+    also = {"int8": ("int2", "int4", "numeric"), "numeric": ("int2", "int4", "int8"), "text": ("varchar",)}
+    return sql_type == wanted or sql_type in also.get(wanted, ())
+
+
+def _line(node: exp.Expr) -> int:
+    return next((int(line) for one in node.walk() if (line := one.meta.get("line"))), 1)

@@ -1,0 +1,149 @@
+"""A query of the author's, read from its module in `projections/queries/`: typed parameters, one SQL text over views, typed rows.
+
+An invalid one is refused when queries are discovered, with the line to change.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import projections
+from infra.errors import SamefoldError
+from projections.engine.queries.checked import BadSql, views_of
+from projections.engine.views.column_types import BadRow
+from projections.engine.views.columns import BadView, Column, Role, columns_of
+from projections.engine.views.core_views import all_views
+from projections.engine.views.view import NAME, RESERVED, View
+
+OWN = ("after", "limit")
+"""Parameters that every query has."""
+_EXAMPLE = "Write it as docs/queries.md shows."
+
+
+class BadQuery(SamefoldError):
+    """A query of `projections/queries/` is not valid, or its rows are not of the types that it declares."""
+
+    is_defect = True
+
+
+class QueryFailed(SamefoldError):
+    """A query can't be computed with these parameters."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Query:
+    """One query. Parameters and columns are declared like a view's columns."""
+
+    name: str
+    question: str
+    parameters: tuple[Column, ...]
+    defaults: Mapping[str, Any]
+    """As the database takes them. A parameter without one must be given."""
+    columns: tuple[Column, ...]
+    sql: str
+    views: tuple[View, ...]
+    """Those that the SQL names."""
+    file: str
+
+    @property
+    def agents(self) -> frozenset[str]:
+        """Those that keep its views."""
+        return frozenset(view.agent for view in self.views)
+
+
+@cache
+def discover() -> dict[str, Query]:
+    """All queries of `projections/queries/` by name. Raises BadQuery, BadView."""
+    folder = Path(projections.__path__[0]) / "queries"
+    names = sorted(info.name for info in pkgutil.iter_modules([str(folder)]) if not info.ispkg)
+    own = (name for name in names if not name.startswith("_"))
+    return {name: query_of(importlib.import_module(f"projections.queries.{name}"), all_views()) for name in own}
+
+
+def query_of(module: ModuleType, views: Mapping[str, View]) -> Query:
+    """The query over these views that a module declares. Raises BadQuery."""
+    name = module.__name__.rpartition(".")[2]
+    file = f"projections/queries/{name}.py"
+    if not NAME.fullmatch(name) or RESERVED.fullmatch(name) or name in views:
+        raise BadQuery(
+            f"{file} can't be a query: its name is reserved, a view's, or too long.",
+            "Rename the file: at most 40 lower case letters, digits and underscores. `may_read` gets this name.",
+        )
+    declared = module.__dict__.get("Parameters")
+    parameters = _columns(file, name, declared) if declared is not None else ()
+    for one in parameters:
+        if one.name in OWN:
+            raise BadQuery(f"{file}: '{one.name}' is a parameter of every query.", "Give your parameter another name.")
+    columns = _columns(file, name, _row(file, module))
+    text = module.__dict__.get("SQL")
+    if not isinstance(text, str):
+        raise BadQuery(f"{file} has no text SQL.", _EXAMPLE)
+    try:
+        named = views_of(text, {view.name: view for view in views.values() if not view.is_system}, parameters, columns)
+    except BadSql as error:
+        raise BadQuery(f"{file}, line {_line(module) + error.line}: {error.what}", error.hint) from error
+    return Query(
+        name,
+        (module.__doc__ or "").strip(),
+        parameters,
+        {one.name: _default(file, one, declared) for one in parameters if one.name in _defaults(declared)},
+        columns,
+        text,
+        named,
+        file,
+    )
+
+
+def _columns(file: str, name: str, declared: Any) -> tuple[Column, ...]:
+    try:
+        found = columns_of(declared, name)
+    except BadView as error:
+        what = error.message.removeprefix(f"View '{name}': ")
+        raise BadQuery(f"{file}: {what}", error.hint) from error
+    if marked := [column.name for column in found if column.role is not Role.PLAIN]:
+        raise BadQuery(f"{file}: '{marked[0]}' has a mark of a view's column.", "Write its type only, such as `int`.")
+    return found
+
+
+def _row(file: str, module: ModuleType) -> type:
+    own = {
+        name: one
+        for name, one in vars(module).items()
+        if isinstance(one, type) and one.__module__ == module.__name__ and hasattr(one, "_fields")
+    }
+    own.pop("Parameters", None)
+    if "Row" not in own and len(own) != 1:
+        found = f"any of {', '.join(own)} could be its row" if own else "no class is its row"
+        raise BadQuery(f"{file}: {found}.", "Write one NamedTuple beside Parameters, or call the row's class Row.")
+    return own.get("Row") or next(iter(own.values()))
+
+
+def _defaults(declared: Any) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = getattr(declared, "_field_defaults", {})
+    return found
+
+
+def _default(file: str, column: Column, declared: Any) -> Any:
+    try:
+        exact = column.exact(_defaults(declared)[column.name])
+    except BadRow as error:
+        raise BadQuery(f"{file}: the default of '{column.name}' is wrong: {error}.", "Give one of its type.") from error
+    return exact if exact is None or column.type.to_database is None else column.type.to_database(exact)
+
+
+def _line(module: ModuleType) -> int:
+    """The line of the file before the first of the SQL."""
+    for node in ast.parse(inspect.getsource(module)).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(one, ast.Name) and one.id == "SQL" for one in targets):
+            return node.lineno - 1
+    return 0

@@ -1,0 +1,196 @@
+"""The statement that answers a query: rows, position and live tables, all of one snapshot.
+
+The author's text stands in it unchanged. Each view is a common table expression of its name over the table that was live a moment
+ago; the answer counts only if the same statement finds this table live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime
+from functools import lru_cache
+from itertools import count
+from typing import Annotated, Any, NamedTuple
+from uuid import UUID
+
+import msgspec
+import psycopg
+from psycopg import sql
+from psycopg.types import TypesRegistry
+
+from domain.engine.value_limits import LARGEST_INT, SMALLEST_INT
+from infra.access import Rows
+from projections.engine.queries.checked import is_of, split
+from projections.engine.queries.query import BadQuery, Query
+from projections.engine.views.column_types import Scalar
+from projections.engine.views.columns import Column
+from projections.engine.views.queries import MOST_PARKED, Shape, allowed_values, source_of
+from projections.engine.views.token import Token
+
+_STATEMENT = sql.SQL("""
+with {views}, _live as (select agent, view, version, table_name from live where view = any(%(_views)s::text[]))
+select json_build_array(
+  (select json_agg(json_build_array(view, version, table_name)) from _live),
+  (select json_agg(json_build_array(topic_id, partition, next_offset)) from (
+     select topic_id, partition, min(next_offset) as next_offset from positions
+      where topic = %(_topic)s and agent in (select agent from _live) group by topic_id, partition
+     having count(*) = (select count(distinct agent) from _live)) p),
+  {parked},
+  (select json_agg(json_build_array(f.number, f.shown) order by f.number) from (
+     select row_number() over () as number, row_to_json(_row) as shown
+       from (select {shown} from ({sql}) q{where} limit %(_most)s) _row) f))::text
+""")
+"""A partition's position is the one that all agents of its views have reached."""
+_PARKED = sql.SQL(
+    "(select count(*) from (select distinct stream from parked where table_name in (select table_name from _live) "  # noqa: S608
+    f"limit {MOST_PARKED}) k)"
+)
+_DESCRIBED = sql.SQL("with {views} select * from ({sql}) q limit 0")
+
+
+class Answer(NamedTuple):
+    """What the statement saw, all of it at one moment."""
+
+    live: dict[str, tuple[int, str]]
+    """Version and table of each view that is live. If they are not those that were queried, the rows mean nothing."""
+    position: Token
+    parked: int | None
+    """Number of streams that a view leaves out, up to MOST_PARKED; None where not all rows are the caller's."""
+    rows: list[msgspec.Raw]
+    """As stored: personal values are sealed."""
+    stopped: None = None
+
+
+def statement(
+    query: Query, tables: Mapping[str, str], topic: str, values: Mapping[str, Any], most: int, only: Rows | None
+) -> tuple[bytes, dict[str, Any]]:
+    """The statement over these tables, by view, and its parameters. With `only`, no other rows exist. Raises BadAccess."""
+    own = {"_views": list(tables), "_topic": topic, "_most": most}
+    allowed = {f"_{place}": value for place, value in enumerate(allowed_values(query, only) if only else ())}
+    return _statement(query, tuple(tables.items()), only.shape if only else ()), {**values, **own, **allowed}
+
+
+def described(query: Query, tables: Mapping[str, str]) -> tuple[bytes, dict[str, None]]:
+    """A statement without rows, whose description `require_types` checks, and its parameters."""
+    text = _DESCRIBED.format(views=_views(query, tuple(tables.items())), sql=_sql(query))
+    return text.as_bytes(), {one.name: None for one in query.parameters}
+
+
+def require_types(query: Query, found: Sequence[psycopg.Column] | None, types: TypesRegistry) -> None:
+    """`found` is the description of what `described` returned. Raises BadQuery."""
+    for one, column in zip(found or (), query.columns, strict=True):
+        known = types.get(one.type_code)
+        # the types of arrays are known by the same entry
+        sql_type = known.name if known and known.oid == one.type_code else "an array, or another type"
+        if not is_of(sql_type, column):
+            raise BadQuery(
+                f"{query.file}: column '{column.name}' is declared as {column.scalar}, and the SQL gives {sql_type}.",
+                f"Cast it in the SQL to {column.type.sql_name}, or declare its type in the row.",
+            )
+
+
+def answer(query: Query, value: str) -> Answer:
+    """What the statement returned. Raises BadQuery where a value is not of its declared type: none is rounded."""
+    live, positions, parked, rows = _decode(value)
+    position: dict[str, dict[int, int]] = {}
+    for topic_id, partition, next_offset in positions or ():
+        position.setdefault(topic_id, {})[partition] = next_offset
+    shown = [row for _, row in rows or ()]
+    decode = _row_decoder(query).decode
+    for row in shown:
+        try:
+            decode(row)
+        except msgspec.ValidationError as error:
+            raise BadQuery(
+                f"{query.file}: a value is not of its declared type: {error}.",
+                "Declare the type that the SQL gives, or `… | None`, or round the value in the SQL.",
+            ) from None
+    return Answer({view: (at, table) for view, at, table in live or ()}, Token(position), parked, shown)
+
+
+_decode = msgspec.json.Decoder(
+    tuple[
+        list[tuple[str, int, str]] | None,
+        list[tuple[str, int, int]] | None,
+        int | None,
+        list[tuple[int, msgspec.Raw]] | None,
+    ]
+).decode
+
+
+@lru_cache(256)
+def _statement(query: Query, tables: tuple[tuple[str, str], ...], shape: Shape) -> bytes:
+    columns, numbers = {column.name: column for column in query.columns}, count()
+    either = [
+        sql.SQL(" and ").join(
+            sql.SQL("{} = {}::{}").format(
+                _name(name), sql.Placeholder(f"_{next(numbers)}"), sql.SQL(columns[name].type.sql_name)
+            )
+            for name in one
+        )
+        for one in shape
+    ]
+    text = _STATEMENT.format(
+        views=_views(query, tables),
+        parked=sql.SQL("null") if shape else _PARKED,
+        shown=sql.SQL(", ").join(
+            sql.SQL("{} as {}").format(_shown(column), sql.Identifier(column.name)) for column in query.columns
+        ),
+        sql=_sql(query),
+        where=sql.SQL(" where ({})").format(sql.SQL(") or (").join(either)) if shape else sql.SQL(""),
+    )
+    return text.as_bytes()
+
+
+def _views(query: Query, tables: tuple[tuple[str, str], ...]) -> sql.Composed:
+    """Not materialized: so conditions reach the indexes, as if the table were named."""
+    by_name = dict(tables)
+    return sql.SQL(", ").join(
+        sql.SQL("{} as not materialized (select {} from {})").format(
+            sql.Identifier(view.name),
+            sql.SQL(", ").join(sql.SQL("t.{}").format(sql.Identifier(column.name)) for column in view.columns),
+            source_of(view, by_name[view.name]),
+        )
+        for view in query.views
+    )
+
+
+def _sql(query: Query) -> sql.Composed:
+    """The author's text, its parameters typed. A comment may end it, so a line ends after it."""
+    types = {one.name: sql.SQL(one.type.sql_name) for one in query.parameters}
+    parts = (
+        sql.SQL("{}::{}").format(sql.Placeholder(part), types[part]) if place % 2 else sql.SQL(part.replace("%", "%%"))
+        for place, part in enumerate(split(query.sql))
+    )
+    return sql.Composed([*parts, sql.SQL("\n")])
+
+
+def _shown(column: Column) -> sql.Composed:
+    value = _name(column.name)
+    if column.scalar is Scalar.INT:  # 5.00 is whole, and a fraction is left for `answer` to find
+        return sql.SQL("trim_scale({}::numeric)").format(value)
+    return column.type.shown(sql.SQL("{}::{}").format(value, sql.SQL(column.type.sql_name)))
+
+
+def _name(column: str) -> sql.Composed:
+    return sql.SQL("q.{}").format(sql.Identifier(column))
+
+
+@lru_cache(256)
+def _row_decoder(query: Query) -> msgspec.json.Decoder[Any]:
+    kinds = [one.enum or _JSON.get(one.scalar, _NOT_NULL) for one in query.columns]
+    fields = [(one.name, kind | None if one.optional else kind) for one, kind in zip(query.columns, kinds, strict=True)]
+    return msgspec.json.Decoder(msgspec.defstruct("Row", fields))
+
+
+_NOT_NULL: Any = bool | int | float | str | list[Any] | dict[str, Any]
+_JSON: dict[Scalar, Any] = {
+    Scalar.BOOL: bool,
+    Scalar.INT: Annotated[int, msgspec.Meta(ge=SMALLEST_INT, le=LARGEST_INT)],
+    Scalar.STR: str,
+    Scalar.DATE: date,
+    Scalar.DATETIME: datetime,
+    Scalar.DECIMAL: Annotated[str, msgspec.Meta(pattern=r"^-?[0-9]+(\.[0-9]+)?$")],
+    Scalar.UUID: UUID,
+    Scalar.BYTES: str,
+}
