@@ -48,6 +48,7 @@ def test_any_context_gets_files_of_python(tmp_path: Path, context: str) -> None:
     for kind in Kind:
         made.view(f"view_{kind}", None, kind)
     made.policy("reminders", None)
+    made.query("largest", "view_summary")
     assert "`pytest tests/test_dataset_by_month.py` runs it" in " ".join(made.dataset("by_month", None).next)
     for text in files(tmp_path).values():
         rows = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)]
@@ -96,6 +97,16 @@ REFUSED: dict[str, tuple[Callable[..., object], Cases]] = {
             (("room_names",), "exists already"),
             (("rooms",), r"tests/test_rooms\.py exists"),
             (("sums", "nowhere"), "There is no context"),
+        ],
+    ),
+    "a query": (
+        lambda parts, name, view=None: parts.query(name, view),
+        [
+            *(
+                ((name,), "reserved|can't be")
+                for name in ("positions", "sums_v2", "room_names", "No", "class", "x" * 41)
+            ),
+            (("sums", "nowhere"), "There is no view 'nowhere'"),
         ],
     ),
     "a policy": (
@@ -151,6 +162,21 @@ def test_a_policys_command_is_made_of_its_event(parts: Parts) -> None:
     assert files(parts.root) == before
 
 
+def test_a_querys_view_is_the_only_one_or_named(parts: Parts) -> None:
+    written = parts.query("largest", None)
+    assert [str(file) for file in written.files] == ["projections/queries/largest.py", "tests/test_query_largest.py"]
+    text = (parts.root / written.files[0]).read_text()
+    assert text.startswith('"""Largest: which question')
+    assert "from room_names" in text
+    parts.view("sums", None, Kind.SUMMARY)
+    with pytest.raises(BadName, match="view is not given") as refused:
+        parts.query("other", None)
+    assert refused.value.hint == "Add `--view NAME`. There are: room_names, sums."
+    with pytest.raises(AlreadyThere):
+        parts.query("largest", "sums")
+    parts.query("other", "sums")
+
+
 def test_without_a_match_nothing_is_written(parts: Parts) -> None:
     file = parts.root / "domain" / "rooms.py"
     file.write_text(file.read_text().replace("    match event:", "    for event in [event]:\n      match event:"))
@@ -173,6 +199,7 @@ def test_what_is_written_under_the_longest_names_passes_the_linter(tmp_path: Pat
     for kind in Kind:
         parts.view(f"this_is_a_view_with_a_name_of_40_{kind:x<7}", None, kind)
     parts.policy("this_is_a_policy_of_30_letters", None)
+    parts.query("this_is_a_query_with_a_name_of_40_letter", "this_is_a_view_with_a_name_of_40_summary")
     for arguments in (["check"], ["format", "--check"]):
         done = subprocess.run(
             [sys.executable, "-m", "ruff", *arguments, "."], cwd=tmp_path, capture_output=True, text=True, check=False
