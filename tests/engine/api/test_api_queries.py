@@ -1,0 +1,411 @@
+"""make test: one API; a question takes milliseconds, a rebuild a second.
+
+Queries of the author's over HTTP: views at one moment, no older than what the caller has seen, and what is wrong is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock, patch
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from api import app as api_app
+from api import services as api_services
+from api.services import TOO_MANY_SEARCHES
+from api.view_reader import PositionWaits
+from api.waits import Slots
+from infra.access import Access, Caller, Rows
+from infra.database.connect import connect
+from infra.log import topics
+from infra.settings import Settings
+from projections.engine.queries.query import Query, discover
+from projections.engine.rebuild.rebuild import rebuild
+from projections.engine.views.core_views import all_views
+from projections.engine.views.token import Token
+from tests.engine.api.api import Api, problem, served, unfolded
+from tests.engine.api.test_api_views import decided, folded, get, stopped, token_now
+from tests.engine.projections.bankviews import live_table
+from tests.engine.projections.querykit import query
+from tests.engine.spine import deposit, open_account, project, scalar
+from tools.testing.waiting import until
+
+BOTH = """
+    class Parameters(NamedTuple):
+        account: str
+    class Row(NamedTuple):
+        balance: int
+        booked: int
+        lines: int
+    SQL = '''
+    select cents as balance, (select coalesce(sum(s.cents), 0) from statement s where s.account = b.account) as booked,
+           (select count(*) from statement s where s.account = b.account) as lines
+      from balances b where b.account = %(account)s'''
+"""
+EVERY_TYPE = """
+    class Colour(Enum):
+        RED = "red"
+    class Parameters(NamedTuple):
+        number: int
+        word: str = "a"
+        day: date = date(2026, 1, 2)
+        moment: datetime | None = None
+        money: Decimal = Decimal("1.50")
+        one: UUID | None = None
+        yes: bool = True
+        colour: Colour = Colour.RED
+    class Row(NamedTuple):
+        number: int
+        word: str
+        day: date
+        moment: datetime | None
+        money: Decimal
+        one: UUID | None
+        yes: bool
+        colour: Colour
+        below: int
+    SQL = '''select %(number)s as number, %(word)s as word, %(day)s as day, %(moment)s as moment, %(money)s as money,
+        %(one)s as one, %(yes)s as yes, %(colour)s as colour, 10 / %(number)s as below from balances limit 1'''
+"""
+TYPELESS = """
+    class Row(NamedTuple):
+        account: int
+    SQL = "select lower(account) as account from balances"
+"""
+FRACTIONS = """
+    class Row(NamedTuple):
+        half: int
+    SQL = "select cents / 2.0 as half from balances"
+"""
+ACCOUNTS = """
+    class Row(NamedTuple):
+        account: str
+        owner: str
+    SQL = "select account, owner from balances order by account"
+"""
+SLEEPS = """
+    class Row(NamedTuple):
+        many: int
+    SQL = '''with recursive n as (select 1 as i union all select n.i + 1 from n)
+             select count(*) as many from n, balances'''
+"""
+
+
+def may_read(caller: Caller, view: str) -> bool | Rows:
+    match caller.subject, view:
+        case ("ada", "own"):
+            return Rows(owner="ada") | Rows(account="q-own-3")
+        case ("bob", "own"):
+            return Rows(purse="x")
+        case _:
+            return "teller" in caller.roles
+
+
+@pytest.fixture(scope="module")
+def queries(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Query]:
+    folder, views = tmp_path_factory.mktemp("queries"), all_views()
+    sources = {"both": BOTH, "types": EVERY_TYPE, "typeless": TYPELESS, "fractions": FRACTIONS, "own": ACCOUNTS}
+    sources["sleeps"] = SLEEPS
+    return discover() | {name: query(folder, source, views, name) for name, source in sources.items()}
+
+
+@pytest.fixture(scope="module")
+def api(shared_world: Settings, queries: Mapping[str, Query]) -> Iterator[Api]:
+    with (
+        patch.object(api_app, "discover", lambda: queries),
+        unfolded(shared_world, Access(lambda *_: False, may_read)) as api,
+    ):
+        yield api
+
+
+def both(api: Api, account: str, **headers: str) -> httpx.Response:
+    return get(api, f"/queries/both?account={account}", **headers)
+
+
+def test_the_queries_are_listed_with_their_parameters_and_columns(api: Api) -> None:
+    listed = {one["name"]: one for one in get(api, "/queries").json()["queries"]}
+    assert set(listed) == {"largest_accounts", "both", "types", "typeless", "fractions", "own", "sleeps"}
+    largest = listed["largest_accounts"]
+    assert (largest["question"], largest["views"], largest["required"]) == ("Which owners hold most?", ["balances"], [])
+    assert largest["parameters"]["at_least"]["default"] == 0
+    assert largest["columns"]["owner"] == all_columns("balances")["owner"]
+    assert listed["types"]["required"] == ["number"]
+    assert get(api, largest["href"]).status_code == 200
+    assert [one["name"] for one in get(api, "/queries", Caller="ada").json()["queries"]] == ["own"]
+
+
+def all_columns(view: str) -> dict[str, object]:
+    return {column.name: dict(column.type.schema) for column in all_views()[view].columns}
+
+
+def test_openapi_has_the_parameters_and_rows_of_each(api: Api) -> None:
+    document = get(api, "/openapi.json").json()
+    asked = document["paths"]["/queries/types"]["get"]
+    found = {one["name"]: one for one in asked["parameters"] if one["in"] == "query"}
+    assert [name for name, one in found.items() if one["required"]] == ["number"]
+    assert found["day"]["schema"] == {"type": "string", "format": "date", "default": "2026-01-02"}
+    assert found["money"]["schema"]["default"] == "1.50"
+    assert found["colour"]["schema"] == {"type": "string", "enum": ["red"], "default": "red"}
+    row = document["components"]["schemas"]["TypesQueryRow"]
+    assert row["properties"]["below"]["type"] == "integer"
+    assert set(row["required"]) == set(row["properties"])
+
+
+def test_an_answer_has_its_position_and_a_tag_of_what_it_holds(api: Api, shared_world: Settings) -> None:
+    folded(shared_world, open_account("q-tag"), deposit("q-tag", "q-tag-1", 40))
+    first = both(api, "q-tag")
+    assert first.json()["items"] == [{"balance": 40, "booked": 40, "lines": 1}]
+    assert (first.json()["more"], first.json()["parked"]) == (False, 0)
+    assert Token.parse(first.json()["position"]) == token_now(shared_world)
+    assert first.headers["Samefold-Position"] == first.json()["position"]
+    folded(shared_world, open_account("q-other"))
+    same = both(api, "q-tag", If_None_Match=first.headers["ETag"])
+    assert (same.status_code, same.content) == (304, b"")
+    assert Token.parse(same.headers["Samefold-Position"]) == token_now(shared_world)
+    folded(shared_world, deposit("q-tag", "q-tag-2", 1))
+    assert both(api, "q-tag", If_None_Match=first.headers["ETag"]).json()["items"][0]["balance"] == 41
+    assert api.client.head("/queries/both?account=q-tag").headers["ETag"] == both(api, "q-tag").headers["ETag"]
+
+
+def test_more_rows_than_asked_for_are_told(api: Api, shared_world: Settings) -> None:
+    folded(shared_world, open_account("q-more-1"), open_account("q-more-2"))
+    few, all_ = get(api, "/queries/own?limit=1").json(), get(api, "/queries/own?limit=1000").json()
+    assert (few["items"], few["more"]) == (all_["items"][:1], True)
+    assert (len(all_["items"]), all_["more"]) == (scalar(shared_world, "select count(*) from balances"), False)
+
+
+TYPES = {
+    "number": ("5", ["", "x", "1.0", "1e3", "9" * 40, "9223372036854775808", "+1", "NaN"]),
+    "word": ("ä'b%20%25", ["%00"]),
+    "day": ("2026-12-01", ["", "2026-02-30", "infinity", "20261201", "2026-W01-1"]),
+    "moment": ("2026-12-01T10:00:00Z", ["2026-12-01", "2026-12-01T10:00:00", "now"]),
+    "money": ("-12.5", ["", "1e5", "NaN", "Infinity", "1,5"]),
+    "one": ("00000000-0000-0000-0000-000000000005", ["5", "x"]),
+    "yes": ("false", ["", "1", "True"]),
+    "colour": ("red", ["", "RED", "blue"]),
+}
+
+
+def test_parameters_are_typed(api: Api, shared_world: Settings) -> None:
+    folded(shared_world, open_account("q-types"))
+    [row] = get(api, "/queries/types?number=3").json()["items"]
+    assert row == {"number": 3, "word": "a", "day": "2026-01-02", "moment": None, "money": "1.50"} | {
+        "one": None,
+        "yes": True,
+        "colour": "red",
+        "below": 3,
+    }
+    given = "&".join(f"{name}={value}" for name, (value, _) in TYPES.items())
+    [row] = get(api, f"/queries/types?{given}").json()["items"]
+    assert (row["number"], row["word"], row["day"], row["money"], row["yes"]) == (
+        5,
+        "ä'b %",
+        "2026-12-01",
+        "-12.5",
+        False,
+    )
+    assert (row["moment"], row["one"]) == ("2026-12-01T10:00:00+00:00", TYPES["one"][0])
+    assert get(api, "/queries/types?number=3&moment=&one=").json()["items"][0]["moment"] is None
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_what_is_no_value_of_a_parameter_is_refused_by_its_name(api: Api, name: str) -> None:
+    for wrong in TYPES[name][1]:
+        number = "" if name == "number" else "number=1&"
+        told = problem(get(api, f"/queries/types?{number}{name}={wrong}"), 422, "invalid")
+        assert [one["at"] for one in told["errors"]] == [f"query.{name}"], wrong
+        assert "no" in told["errors"][0]["problem"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "at"),
+    [
+        ("", "number"),
+        ("?number=1&number=1", "number"),
+        ("?number=1&nunber=1", "nunber"),
+        ("?number=1&limit=0", "limit"),
+        ("?number=1&limit=1001", "limit"),
+        ("?number=1&cursor=x", "cursor"),
+        ("?number=1&if-stopped=last-rows", "if-stopped"),
+    ],
+)
+def test_what_a_query_does_not_take_is_refused(api: Api, asked: str, at: str) -> None:
+    told = problem(get(api, f"/queries/types{asked}"), 422, "invalid")
+    assert [one["at"] for one in told["errors"]] == [f"query.{at}"]
+    problem(get(api, "/queries?x=1"), 422, "invalid")
+    problem(get(api, "/queries/nothing"), 404, "not-found")
+    problem(get(api, "/queries/own?after=x"), 422, "bad-token")
+    problem(get(api, "/queries/own?after=1~AAAAAAdbzRX_______5-Mw.0-1"), 409, "other-log")
+
+
+def test_what_cant_be_computed_is_named_and_logged(
+    api: Api, shared_world: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    folded(shared_world, open_account("q-zero"), deposit("q-zero", "q-zero-1", 3))
+    problem(get(api, "/queries/types?number=0"), 422, "query-failed")
+    assert "projections/queries/types.py: DivisionByZero." in caplog.text
+    for _ in range(2):
+        problem(get(api, "/queries/typeless"), 500, "bad-query")
+    assert "column 'account' is declared as int, and the SQL gives text" in caplog.text
+    problem(get(api, "/queries/fractions"), 500, "bad-query")
+    assert "a value is not of its declared type: Expected `int`, got `float` - at `$.half`" in caplog.text
+
+
+@pytest.mark.usefixtures("api")
+def test_a_query_that_takes_too_long_is_ended(shared_world: Settings, queries: Mapping[str, Query]) -> None:
+    folded(shared_world, open_account("q-long"))
+    with (
+        patch.object(api_app, "discover", lambda: queries),
+        patch.object(api_services, "LONGEST_QUERY_MS", 200),
+        served(shared_world, "hurried") as hurried,
+    ):
+        problem(get(hurried, "/queries/sleeps"), 503, "database-unavailable")
+
+
+def test_each_query_is_a_search(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api.services, "searches", Slots(0, TOO_MANY_SEARCHES, wait_s=0.05))
+    problem(get(api, "/queries/largest_accounts"), 429, "too-many-searches")
+
+
+# who may ask
+
+
+def test_a_query_is_denied_or_its_rows_are_the_callers(
+    api: Api, shared_world: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    folded(shared_world, *(open_account(f"q-own-{number}") for number in range(4)))
+    with connect(shared_world, "test") as db:
+        db.execute(f"update {live_table(shared_world, 'balances')} set owner = 'ada' where account = 'q-own-1'")
+    everything = get(api, "/queries/own?limit=1000", Caller="tom teller").json()
+    assert {"q-own-0", "q-own-1"} <= {row["account"] for row in everything["items"]}
+    own = get(api, "/queries/own?limit=1000", Caller="ada").json()
+    assert [row["account"] for row in own["items"]] == ["q-own-1", "q-own-3"]
+    assert own["parked"] is None
+    assert get(api, "/queries/own?limit=1", Caller="ada").json()["items"] == own["items"][:1]
+    for caller in ("ada", "eve"):
+        problem(get(api, "/queries/largest_accounts", Caller=caller), 403, "not-allowed")
+    assert "denied: 'eve' may not read largest_accounts" in caplog.text
+    problem(get(api, "/queries/own", Caller="bob"), 500, "bad-access")
+    assert "names column 'purse'" in caplog.text
+
+
+# one moment, and none that is older than what was seen
+
+
+def test_an_answer_waits_for_what_the_caller_has_seen(api: Api, shared_world: Settings) -> None:
+    folded(shared_world, open_account("q-waits"))
+    decided(shared_world, deposit("q-waits", "q-waits-1", 7))
+    seen = token_now(shared_world)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(get, api, f"/queries/both?account=q-waits&after={seen}")
+        until(lambda: len(api.services.positions) == 1, "one waits")
+        project(shared_world)
+        assert answer.result().json()["items"] == [{"balance": 7, "booked": 7, "lines": 1}]
+    topic = topics.describe(shared_world, shared_world.events_topic)
+    ahead = Token.of(topic.id, {0: topic.end[0] + 1})
+    late = get(api, f"/queries/both?account=q-waits&after={ahead}", Prefer="wait=0")
+    problem(late, 503, "position-not-reached")
+
+
+def test_views_are_of_one_moment_before_during_and_after_a_switch(api: Api, shared_world: Settings) -> None:
+    """Deposits go on, and both views are rebuilt and switched meanwhile: the answers are a history of the account."""
+    folded(shared_world, open_account("q-switch"))
+    tables = {name: live_table(shared_world, name) for name in ("balances", "statement")}
+    total = 0
+
+    def asked() -> tuple[int, ...]:
+        answer = both(api, "q-switch")
+        assert answer.status_code == 200, answer.text
+        [row] = answer.json()["items"]
+        assert row["balance"] == row["booked"], "the views are of two moments"
+        return row["lines"], row["balance"]
+
+    with ThreadPoolExecutor(2) as pool:
+        switching = pool.submit(rebuild, shared_world, ["balances", "statement"], all_views())
+        answers = [asked()]
+        number = 0
+        while not switching.done() or number < 5:
+            number += 1
+            folding = pool.submit(folded, shared_world, deposit("q-switch", f"q-switch-{number}", number))
+            while not folding.done():
+                answers.append(asked())
+            folding.result()
+            total += number
+            [row] = get(api, f"/queries/both?account=q-switch&after={token_now(shared_world)}").json()["items"]
+            assert row == {"balance": total, "booked": total, "lines": number}, "an older state was shown"
+        switching.result()
+    assert {name: live_table(shared_world, name) for name in tables}.items().isdisjoint(tables.items())
+    assert answers == sorted(answers), "it went back"
+    assert all(balance == lines * (lines + 1) // 2 for lines, balance in answers), "a state that never was"
+
+
+def test_a_table_that_is_gone_is_not_asked_for_ever(api: Api, shared_world: Settings) -> None:
+    folded(shared_world, open_account("q-gone"))
+    api.services.views._tables["statement"] = "statement_v2_r999"
+    assert both(api, "q-gone").json()["items"] == [{"balance": 0, "booked": 0, "lines": 0}]
+
+
+def test_a_stopped_view_ends_the_query(api: Api, shared_world: Settings) -> None:
+    folded(shared_world, open_account("q-stopped"))
+    with stopped(shared_world, "statement"):
+        problem(both(api, "q-stopped"), 503, "view-stopped")
+        assert get(api, "/queries/largest_accounts").status_code == 200
+    assert both(api, "q-stopped").status_code == 200
+
+
+def test_a_view_of_another_version_ends_the_query(api: Api, shared_world: Settings) -> None:
+    folded(shared_world, open_account("q-version"))
+    with connect(shared_world, "test") as db:
+        db.execute("update live set version = 1 where view = 'statement'")
+        try:
+            problem(both(api, "q-version"), 503, "view-not-live")
+        finally:
+            db.execute("update live set version = 2 where view = 'statement'")
+    assert both(api, "q-version").status_code == 200
+
+
+def test_of_views_of_two_agents_the_slower_one_counts(
+    api: Api, shared_world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folded(shared_world, open_account("q-two"), deposit("q-two", "q-two-1", 7))
+    topic, seen = topics.describe(shared_world, shared_world.events_topic), token_now(shared_world)
+    path = f"/queries/both?account=q-two&after={seen}"
+    with connect(shared_world, "test") as db:
+        db.execute("update live set agent = 'side' where view = 'statement'")
+        monkeypatch.setattr(Query, "agents", property(lambda _: frozenset({"core", "side"})))
+        try:
+            assert both(api, "q-two").json()["position"] == "1", "the other agent has begun nowhere"
+            problem(get(api, path, Prefer="wait=0"), 503, "position-not-reached")
+            for partition, end in topic.end.items():
+                db.execute(
+                    "insert into positions values ('side', %s, %s, %s, %s, 0, 1, 1, %s)",
+                    (topic.name, partition, topic.id, end - 1 if end else 0, uuid4()),
+                )
+            problem(get(api, path, Prefer="wait=0"), 503, "position-not-reached")
+            with ThreadPoolExecutor(1) as pool:
+                answer = pool.submit(get, api, path)
+                until(lambda: len(api.services.positions) == 1, "one waits")
+                db.execute(
+                    "update positions set next_offset = next_offset + 1 where agent = 'side' and next_offset > 0"
+                )
+                assert Token.parse(answer.result().json()["position"]).positions[topic.id] == {**topic.end}
+        finally:
+            db.execute("update live set agent = 'core' where view = 'statement'")
+            db.execute("delete from positions where agent = 'side'")
+
+
+def test_who_waits_for_two_agents_is_woken_by_either() -> None:
+    waits = PositionWaits(Mock(), 1)
+    with waits.waiting({"core", "side"}, Token.of("topic", {0: 5})) as waiter:
+        for agent, moved, wakes in (
+            ("other", {0: 9}, False),
+            ("core", {0: 5}, True),
+            ("side", {0: 5}, True),
+            ("", None, True),
+        ):
+            waiter._wake.clear()
+            waits._notified(agent, moved)
+            assert waiter._wake.is_set() is wakes, agent
