@@ -85,7 +85,7 @@ async def _answer(query: Query, request: Request) -> Response:
     caller = caller_of(request)
     async with services.searching(caller.subject if caller else None):
         found = await found_by(query, request, lambda: services.views.answer(query, values, limit + 1, only))
-    rows, more = await services.views.opened(found.rows[:limit]), len(found.rows) > limit
+    rows, more = await services.views.opened(found.rows[:limit], found.has_personal), len(found.rows) > limit
     position = str(found.position)
     body = msgspec.json.encode({"items": rows, "more": more, "position": position, "parked": found.parked})
     tag = content_tag(*rows, b"%a %a" % (more, found.parked))

@@ -176,7 +176,7 @@ class ViewReader:
                 except errors.DataError as error:  # its text may quote a value
                     hint = "Let the SQL have an answer there, as with `nullif(…, 0)` below a division."
                     raise QueryFailed(f"{query.file}: {type(error).__name__}.", hint) from None
-                except errors.ProgrammingError as error:
+                except (errors.ProgrammingError, errors.NotSupportedError) as error:
                     raise BadQuery(f"{query.file}: {error.diag.message_primary}.", "Correct the SQL.") from error
                 else:
                     found = answer(query, value)
@@ -187,14 +187,13 @@ class ViewReader:
 
     async def shown(self, found: Found) -> list[msgspec.Raw]:
         """Its rows as clients may see them: personal values, or what is shown for a forgotten one. Raises DatabaseUnavailable, …"""
-        rows = [row.json for row in found.rows]
-        return await self.opened(rows) if found.has_personal else rows
+        return await self.opened([row.json for row in found.rows], found.has_personal)
 
-    async def opened(self, rows: Sequence[msgspec.Raw]) -> list[msgspec.Raw]:
-        """The rows as clients may see them. Raises DatabaseUnavailable, …"""
-        ids = {ident for row in rows for ident in key_ids(bytes(row))}
-        if self._keys is None or not ids:
+    async def opened(self, rows: Sequence[msgspec.Raw], has_personal: bool) -> list[msgspec.Raw]:
+        """The rows as clients may see them; whether any may hold a personal value. Raises DatabaseUnavailable, …"""
+        if self._keys is None or not has_personal:
             return list(rows)
+        ids = {ident for row in rows for ident in key_ids(bytes(row))}
         with named_errors(self._settings):
             async with self._connection() as connection:
                 keys = await self._keys.keys_for_async(connection, ids)

@@ -107,8 +107,9 @@ def _functions() -> tuple[tuple[type[exp.Expression], ...], frozenset[str]]:
 
     made = [parse_one(f"{name}(a, b)", dialect="postgres", error_level=ErrorLevel.IGNORE) for name in FUNCTIONS]
     known = {type(one) for one in made if not isinstance(one, exp.Anonymous)}
-    operators = (exp.And, exp.Or, exp.Cast, exp.Case, exp.If, exp.Array, exp.Exists, exp.CurrentDate, exp.Extract)
-    return (*known, *operators), frozenset(one.name.lower() for one in made if isinstance(one, exp.Anonymous))
+    logic = (exp.And, exp.Or, exp.Cast, exp.Case, exp.If, exp.Array, exp.Exists, exp.CurrentDate, exp.Collate, exp.Pow)
+    inside = (exp.RegexpLike, exp.RegexpILike, exp.JSONExtract, exp.JSONExtractScalar, exp.ArrayContainsAll)
+    return (*known, *logic, *inside), frozenset(one.name.lower() for one in made if isinstance(one, exp.Anonymous))
 
 
 def _check_parameters(text: str, tree: exp.Query, parameters: Sequence[Column]) -> None:

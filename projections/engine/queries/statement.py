@@ -18,6 +18,7 @@ import psycopg
 from psycopg import sql
 from psycopg.types import TypesRegistry
 
+from domain.engine.personal.tokens import may_hold
 from domain.engine.value_limits import LARGEST_INT, SMALLEST_INT
 from infra.access import Rows
 from projections.engine.queries.checked import is_of, split
@@ -58,6 +59,8 @@ class Answer(NamedTuple):
     """Number of streams that a view leaves out, up to MOST_PARKED; None where not all rows are the caller's."""
     rows: list[msgspec.Raw]
     """As stored: personal values are sealed."""
+    has_personal: bool
+    """Whether any row may hold a personal value."""
     stopped: None = None
 
 
@@ -105,7 +108,9 @@ def answer(query: Query, value: str) -> Answer:
                 f"{query.file}: a value is not of its declared type: {error}.",
                 "Declare the type that the SQL gives, or `… | None`, or round the value in the SQL.",
             ) from None
-    return Answer({view: (at, table) for view, at, table in live or ()}, Token(position), parked, shown)
+    return Answer(
+        {view: (at, table) for view, at, table in live or ()}, Token(position), parked, shown, may_hold(value)
+    )
 
 
 _decode = msgspec.json.Decoder(

@@ -27,10 +27,12 @@ from infra.log.partitioner import partition_of
 from infra.log.records import encode
 from infra.settings import Settings
 from policies.engine import webhooks as webhooks_engine
-from tests.engine.api.api import Api, serving, unfolded
+from projections.engine.views.core_views import all_views
+from tests.engine.api.api import Api, served, serving, unfolded
 from tests.engine.api.test_api_views import folded, get, subscribed
 from tests.engine.domain.customers import CUSTOMERS
 from tests.engine.policies.test_webhooks import Receiver, posting, put, receiver, with_endpoints  # noqa: F401  # a fixture
+from tests.engine.projections.querykit import query
 from tests.engine.spine import command, open_account, outcomes, produce, project
 from tools.testing.fixtures import Samefold, world_of
 from tools.testing.waiting import DEADLINE_S, until
@@ -145,6 +147,24 @@ def test_what_is_shown_and_its_tag_change_when_the_subject_is_forgotten(bank: Ba
     assert shown(after) == shown(before) | {account: f"for {SOMEONE}!"}
     assert after.json().get("position") == before.json().get("position")
     assert get(bank.api, path, If_None_Match=after.headers["ETag"]).status_code == 304
+
+
+def test_a_query_shows_what_it_selects_as_it_is(bank: Bank, tmp_path: Path) -> None:
+    text = """
+        class Row(NamedTuple):
+            account: str
+            purpose: str
+            many: int
+        SQL = "select account, purpose, count(*) over () as many from statement where account = 'asked'"
+    """
+    asked = query(tmp_path, text, all_views())
+    bank.deposit("asked", f"for {bank.sealed('customers/asked')}!")
+    with patch.object(api_app, "discover", lambda: {"asked": asked}), served(bank.world, "asked") as api:
+        before = get(api, "/queries/asked")
+        assert before.json()["items"] == [{"account": "asked", "purpose": f"for {NAME}!", "many": 1}]
+        bank.forget("customers/asked")
+        after = get(api, "/queries/asked", If_None_Match=before.headers["ETag"])
+        assert after.json()["items"] == [{"account": "asked", "purpose": f"for {SOMEONE}!", "many": 1}]
 
 
 def test_what_holds_nothing_personal_asks_for_no_key(bank: Bank, asked: Mock) -> None:

@@ -111,6 +111,52 @@ def test_what_a_query_may_call_is_a_function_of_postgresql(
     assert len(ask(db, asked).rows) == 2
 
 
+@pytest.mark.parametrize(
+    "condition",
+    [
+        *(
+            "word ~ '^a$'",
+            "word !~* 'B'",
+            "word ilike 'A%'",
+            "word not like 'b%'",
+            "word similar to 'a|c'",
+            "word || 'x' = 'ax'",
+        ),
+        *(
+            "number between 0 and 1",
+            "number in (1, 3)",
+            "number = any(array[1, 3])",
+            "(word, number) = ('a', 1)",
+            "number ^ 2 < 2",
+        ),
+        *(
+            "day + 1 = date '2026-01-03' and r",
+            "moment < now() - interval '1 second' and r",
+            "day <= current_date and not not r",
+        ),
+        *(
+            "(moment at time zone 'UTC')::date = day and r",
+            "word is distinct from 'b'",
+            "position('a' in word) = 1",
+            "r is true",
+        ),
+        *("case when r then 1 else 2 end = 1", "word collate \"C\" < 'b'", "number < (select max(number) from things)"),
+        *(
+            "exists (select from things o where o.number > things.number)",
+            "cast(number as text) = '1'",
+            "number & 1 = 1",
+        ),
+        *(
+            "array[number, 5] @> array[1::bigint]",
+            "jsonb_build_object('a', word) ->> 'a' = 'a'",
+            "word < all(select 'b')",
+        ),
+    ],
+)
+def test_what_a_query_may_compare_with(db: Connection, things: View, asking: Asking, condition: str) -> None:
+    assert rows(ask(db, asking("word: str", f"select word from things where {condition}"))) == [{"word": "a"}]
+
+
 def test_each_type_comes_exactly_as_it_is_declared(db: Connection, things: View, asking: Asking) -> None:
     row = (
         "word: str; number: int; day: date; yes: bool; money: Decimal; moment: datetime; name: UUID; blob: bytes; "
