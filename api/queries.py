@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -141,8 +142,9 @@ def _schema(query: Query, one: Column) -> Json:
 
 
 def _parameter(query: Query, one: Column) -> Json:
-    about = "Empty: null." if is_nullable(one) else ""
-    schema = {"anyOf": [schema_of(one), {"const": ""}]} if is_nullable(one) else _schema(query, one)
+    schema, about = _schema(query, replace(one, optional=False)), ""
+    if is_nullable(one):
+        schema, about = {"anyOf": [schema, {"const": ""}]}, "Empty: null."
     return parameter("query", one.name, about, schema) | {"required": one.name not in query.defaults}
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import asynccontextmanager, contextmanager, suppress
 from copy import copy
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -51,6 +51,7 @@ MOST_GATHERED = 100
 CORRECT_IT = "Its code must be corrected: `samefold views` says why it stopped."
 TOO_MANY_READERS = kind(429, "too-many-readers", "Too many readers wait for the read model already.", 1)
 
+F = TypeVar("F", Found, Answer)
 Values: TypeAlias = tuple[Any, ...]
 """A key: values of a view's key columns, in their order."""
 
@@ -71,19 +72,6 @@ class PositionNotReached(SamefoldError):
     """The read model has not yet reached the position that the caller has seen."""
 
     is_public = True
-
-
-class Positioned(Protocol):
-    """What was read, with its position."""
-
-    @property
-    def position(self) -> Token: ...
-
-    @property
-    def stopped(self) -> tuple[str, str] | None: ...
-
-
-F = TypeVar("F", bound=Positioned)
 
 
 class ViewReader:

@@ -25,16 +25,12 @@ FUNCTIONS = (
     *("jsonb_array_length", "jsonb_build_object", "cardinality"),
 )
 """That a query may call. None writes, waits, or reads anything but its arguments and the clock."""
-_PLACEHOLDER = re.compile(r"%\((\w+)\)s")
+PLACEHOLDER = re.compile(r"%\((\w+)\)s")
 _NAMED = re.compile(r"(?:Column '|Unknown column: )([^'.]+)")
 
 
 class BadSql(Exception):
-    """The SQL is refused. `line` counts from 1 in the text."""
-
-    def __init__(self, line: int, what: str, hint: str) -> None:
-        super().__init__(what)
-        self.line, self.what, self.hint = line, what, hint
+    """The SQL is refused. Its arguments: the line, from 1 in the text, what is wrong, and a hint."""
 
 
 def views_of(
@@ -52,11 +48,6 @@ def views_of(
     if not named:
         raise BadSql(1, "the SQL names no view.", f"There are: {', '.join(sorted(views))}.")
     return tuple(views[name] for name in named)
-
-
-def split(text: str) -> list[str]:
-    """Texts and names of parameters in turns, a text first and last."""
-    return _PLACEHOLDER.split(text)
 
 
 def _select(text: str) -> exp.Query:
@@ -84,9 +75,9 @@ def _refusals(tree: exp.Query, views: Mapping[str, View]) -> Iterator[BadSql]:
     writing = (exp.DML, exp.DDL, exp.Command, exp.Into, exp.Lock)
     for node in tree.walk():
         line = _line(node)
-        if isinstance(node, writing) and not isinstance(node, exp.Query):
+        if isinstance(node, writing):
             yield BadSql(
-                line, "the SQL is more than a select.", "A query only reads: no writes, no `into`, no `for update`."
+                line, "the SQL is more than a select.", "A query writes and locks nothing: no `into`, no `for update`."
             )
         elif isinstance(node, exp.Table):
             name = node.sql(dialect="postgres", comments=False).partition(" AS ")[0]
@@ -116,7 +107,7 @@ def _check_parameters(text: str, tree: exp.Query, parameters: Sequence[Column]) 
     from sqlglot import exp
 
     declared, found = [one.name for one in parameters], [one.name for one in tree.find_all(exp.Placeholder)]
-    if len(split(text)[1::2]) != len(found) or "" in found:
+    if len(PLACEHOLDER.findall(text)) != len(found) or "" in found:
         raise BadSql(1, "a parameter stands in quotes or in a comment.", "Write `%(name)s` by itself.")
     if unknown := [name for name in found if name not in declared]:
         line = next(_line(one) for one in tree.find_all(exp.Placeholder) if one.name == unknown[0])
@@ -137,11 +128,8 @@ def _check_columns(tree: exp.Query, views: Mapping[str, View], columns: Sequence
     }
     given, declared = tree.named_selects, [column.name for column in columns]
     if given != declared:
-        raise BadSql(
-            1,
-            f"the select gives {', '.join(given)}, and the row has {', '.join(declared)}.",
-            "Give the columns of the row, in their order: `count(*) as many`.",
-        )
+        what = f"the select gives {', '.join(given)}, and the row has {', '.join(declared)}."
+        raise BadSql(1, what, "Give the columns of the row, in their order: `count(*) as many`.")
     try:
         checked = qualify(tree.copy(), schema=schema, dialect="postgres", expand_stars=False, quote_identifiers=False)
     except (OptimizeError, SchemaError) as error:

@@ -9,7 +9,7 @@ import ast
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -90,12 +90,13 @@ def query_of(module: ModuleType, views: Mapping[str, View]) -> Query:
     try:
         named = views_of(text, {view.name: view for view in views.values() if not view.is_system}, parameters, columns)
     except BadSql as error:
-        raise BadQuery(f"{file}, line {_line(module) + error.line}: {error.what}", error.hint) from error
+        line, what, hint = error.args
+        raise BadQuery(f"{file}, line {_line(module) + line}: {what}", hint) from error
     return Query(
         name,
         (module.__doc__ or "").strip(),
         parameters,
-        {one.name: _default(file, one, declared) for one in parameters if one.name in _defaults(declared)},
+        _defaults(file, parameters, declared),
         columns,
         text,
         named,
@@ -127,17 +128,16 @@ def _row(file: str, module: ModuleType) -> type:
     return own.get("Row") or next(iter(own.values()))
 
 
-def _defaults(declared: Any) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = getattr(declared, "_field_defaults", {})
+def _defaults(file: str, parameters: Sequence[Column], declared: Any) -> dict[str, Any]:
+    found, given = dict[str, Any](), getattr(declared, "_field_defaults", {})
+    for one in parameters:
+        if one.name in given:
+            try:
+                exact = one.exact(given[one.name])
+            except BadRow as error:
+                raise BadQuery(f"{file}: the default of '{one.name}' is wrong: {error}.", "Correct it.") from error
+            found[one.name] = exact if exact is None or (to := one.type.to_database) is None else to(exact)
     return found
-
-
-def _default(file: str, column: Column, declared: Any) -> Any:
-    try:
-        exact = column.exact(_defaults(declared)[column.name])
-    except BadRow as error:
-        raise BadQuery(f"{file}: the default of '{column.name}' is wrong: {error}.", "Give one of its type.") from error
-    return exact if exact is None or column.type.to_database is None else column.type.to_database(exact)
 
 
 def _line(module: ModuleType) -> int:

@@ -21,7 +21,7 @@ from psycopg.types import TypesRegistry
 from domain.engine.personal.tokens import may_hold
 from domain.engine.value_limits import LARGEST_INT, SMALLEST_INT
 from infra.access import Rows
-from projections.engine.queries.checked import is_of, split
+from projections.engine.queries.checked import PLACEHOLDER, is_of
 from projections.engine.queries.query import BadQuery, Query
 from projections.engine.views.column_types import Scalar
 from projections.engine.views.columns import Column
@@ -86,9 +86,9 @@ def require_types(query: Query, found: Sequence[psycopg.Column] | None, types: T
         # the types of arrays are known by the same entry
         sql_type = known.name if known and known.oid == one.type_code else "an array, or another type"
         if not is_of(sql_type, column):
+            what = f"column '{column.name}' is declared as {column.scalar}, and the SQL gives {sql_type}."
             raise BadQuery(
-                f"{query.file}: column '{column.name}' is declared as {column.scalar}, and the SQL gives {sql_type}.",
-                f"Cast it in the SQL to {column.type.sql_name}, or declare its type in the row.",
+                f"{query.file}: {what}", f"Cast it to {column.type.sql_name}, or declare its type in the row."
             )
 
 
@@ -100,14 +100,12 @@ def answer(query: Query, value: str) -> Answer:
         position.setdefault(topic_id, {})[partition] = next_offset
     shown = [row for _, row in rows or ()]
     decode = _row_decoder(query).decode
-    for row in shown:
-        try:
+    try:
+        for row in shown:
             decode(row)
-        except msgspec.ValidationError as error:
-            raise BadQuery(
-                f"{query.file}: a value is not of its declared type: {error}.",
-                "Declare the type that the SQL gives, or `… | None`, or round the value in the SQL.",
-            ) from None
+    except msgspec.ValidationError as error:
+        hint = "Declare the type that the SQL gives, or `… | None`, or round the value in the SQL."
+        raise BadQuery(f"{query.file}: a value is not of its declared type: {error}.", hint) from None
     return Answer(
         {view: (at, table) for view, at, table in live or ()}, Token(position), parked, shown, may_hold(value)
     )
@@ -125,24 +123,19 @@ _decode = msgspec.json.Decoder(
 
 @lru_cache(256)
 def _statement(query: Query, tables: tuple[tuple[str, str], ...], shape: Shape) -> bytes:
-    columns, numbers = {column.name: column for column in query.columns}, count()
-    either = [
-        sql.SQL(" and ").join(
-            sql.SQL("{} = {}::{}").format(
-                _name(name), sql.Placeholder(f"_{next(numbers)}"), sql.SQL(columns[name].type.sql_name)
-            )
-            for name in one
-        )
+    types, numbers = {column.name: sql.SQL(column.type.sql_name) for column in query.columns}, count()
+    same = (
+        [sql.SQL("{} = {}::{}").format(_name(name), sql.Placeholder(f"_{next(numbers)}"), types[name]) for name in one]
         for one in shape
-    ]
+    )
+    allowed = sql.SQL(") or (").join(sql.SQL(" and ").join(one) for one in same)
+    shown = (sql.SQL("{} as {}").format(_shown(one), sql.Identifier(one.name)) for one in query.columns)
     text = _STATEMENT.format(
         views=_views(query, tables),
         parked=sql.SQL("null") if shape else _PARKED,
-        shown=sql.SQL(", ").join(
-            sql.SQL("{} as {}").format(_shown(column), sql.Identifier(column.name)) for column in query.columns
-        ),
+        shown=sql.SQL(", ").join(shown),
         sql=_sql(query),
-        where=sql.SQL(" where ({})").format(sql.SQL(") or (").join(either)) if shape else sql.SQL(""),
+        where=sql.SQL(" where ({})").format(allowed) if shape else sql.SQL(""),
     )
     return text.as_bytes()
 
@@ -165,7 +158,7 @@ def _sql(query: Query) -> sql.Composed:
     types = {one.name: sql.SQL(one.type.sql_name) for one in query.parameters}
     parts = (
         sql.SQL("{}::{}").format(sql.Placeholder(part), types[part]) if place % 2 else sql.SQL(part.replace("%", "%%"))
-        for place, part in enumerate(split(query.sql))
+        for place, part in enumerate(PLACEHOLDER.split(query.sql))
     )
     return sql.Composed([*parts, sql.SQL("\n")])
 

@@ -303,6 +303,19 @@ def test_a_summary_is_added_up_over_the_partitions(db: Connection, world: Settin
     assert len(ask(db, asking("kind: str", twice, of={"totals": totals})).rows) == 2
 
 
+def test_a_condition_on_a_view_that_is_named_twice_reaches_its_index(
+    db: Connection, things: View, asking: Asking
+) -> None:
+    twice = "select a.word from things a join things b using (number) where a.word = %(word)s and b.word = %(word)s"
+    text, values = statement(
+        asking("word: str", twice, "word: str"), {"things": "things_v1"}, TOPIC, {"word": "a"}, 1, None
+    )
+    db.execute("set enable_seqscan = off")
+    plan = "\n".join(line for (line,) in db.execute(b"explain " + text, values))
+    assert plan.count("Index Cond: (word = ") == 2
+    assert "Seq Scan on things_v1" not in plan
+
+
 def test_no_more_rows_come_than_were_asked_for_in_the_authors_order(
     db: Connection, things: View, asking: Asking
 ) -> None:
