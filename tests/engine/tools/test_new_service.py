@@ -58,6 +58,7 @@ def test_a_new_service_has_nothing_of_the_bank_and_its_own_name(hotel: Tree) -> 
         *("api", "commands", "docs", "domain", "infra", "policies", "projections", "spark_jobs", "tests", "tools"),
         *(name for name in ("requirements",) if (ROOT / name).is_dir()),
     }
+    assert [file.name for file in (hotel.folder / "projections" / "queries").iterdir()] == ["__init__.py"]
     assert "  policies/engine/policy.py\n" in (hotel.folder / ".samefold.sha256").read_text()
     assert 'name = "hotel"' in (hotel.folder / "pyproject.toml").read_text()
     assert "image: hotel:" in (hotel.folder / "docker-compose.yml").read_text()
