@@ -131,9 +131,7 @@ def _add(router: APIRouter, view: View) -> None:
         description=question,
         response_model=page,
         response_description="Rows in the order of `sort`, then of their keys.",
-        responses=responses(
-            READ | {200: READ[200] | {"content": {FIELDS: {"schema": schema}}}}, *UNREAD, *_UNLISTED
-        ),
+        responses=responses(READ | {200: READ[200] | {"content": {FIELDS: {"schema": schema}}}}, *UNREAD, *_UNLISTED),
     )
     router.add_api_route(
         f"/views/{view.name}/live",  # before the rows, whose key it looks like
