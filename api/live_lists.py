@@ -27,7 +27,7 @@ from projections.engine.views.view import View
 log = logging.getLogger(__name__)
 
 QUESTION_S = 2.0
-"""A question that takes longer is given up until the next round: the others wait for it."""
+"""A question that takes longer ends its streams: the others wait for it."""
 
 
 Places: TypeAlias = tuple[bytes, ...] | None
@@ -125,8 +125,15 @@ class ListFeed(Feed[Listed, ListWatcher]):
                 try:
                     async with asyncio.timeout(QUESTION_S):
                         state = await self._read(listed)
-                except (TimeoutError, *PASSING) as error:
-                    log.debug("watching a page of %s: %r", self.view.name, error)
+                except PASSING as error:
+                    log.debug("watching a page of %s: %s", self.view.name, error)
+                    continue
+                except TimeoutError:
+                    log.warning(
+                        "a live list of %s ends: its question takes longer than %g s", self.view.name, QUESTION_S
+                    )
+                    for watcher in self.watchers.get(listed, ()):
+                        watcher.end()
                     continue
                 self._states[listed] = state
             for watcher in self.watchers.get(listed, ()):

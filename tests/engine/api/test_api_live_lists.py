@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import sys
@@ -17,8 +18,14 @@ from urllib.parse import urlencode, urlsplit
 import httpx
 import pytest
 
+from api import live_lists
+from api.view_reader import ViewReader
+from infra.access import Rows
 from infra.log.records import Command
 from infra.settings import Settings
+from projections.engine.views.pages import Page
+from projections.engine.views.queries import Found
+from projections.engine.views.view import View
 from tests.engine.api.api import Api, problem, unfolded
 from tests.engine.api.front import free_port, is_ready
 from tests.engine.api.test_api_views import folded, get, subscribed
@@ -212,6 +219,28 @@ def test_what_no_index_serves_is_no_live_list(
     problem(get(api, "/views/balances/live?transactions=0"), 422, "no-index")
     for unknown in ("cursor=a", "count=true", "if-unindexed=search", "after=1"):
         problem(get(api, f"/views/balances/live?{unknown}"), 422, "invalid")
+
+
+def test_a_question_that_takes_too_long_ends_its_streams_and_no_others(
+    api: Api, shared_world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folded(shared_world, open_account("slow"))
+    monkeypatch.setattr(live_lists, "QUESTION_S", 0.5)
+    read = ViewReader.page
+
+    async def page(self: ViewReader, view: View, page: Page, only: Rows | None = None) -> Found:
+        if page.most == 7:
+            await asyncio.Event().wait()
+        return await read(self, view, page, only)
+
+    monkeypatch.setattr(ViewReader, "page", page)
+    path = "/views/balances/live?account=slow&limit="
+    with subscribed(api, f"{path}7") as slow, subscribed(api, f"{path}8") as other:
+        assert other.next().event == "page"
+        until(lambda: slow.ended, "the stream ends")
+        assert slow.error is None
+        folded(shared_world, deposit("slow", "slow-1", 5))
+        assert other.next().event == "changes"
 
 
 def test_a_row_whose_key_is_the_word_has_its_path(api: Api, shared_world: Settings) -> None:
