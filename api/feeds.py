@@ -81,15 +81,17 @@ class Watcher:
         """What is new, whenever there is something, and comments in between."""
         # sent at once, so that a client knows that it is connected
         yield format_sse_event(comment="samefold", retry=random.randint(*RETRY_MS))
+        loop = asyncio.get_running_loop()
+        silent_until = loop.time() + HEARTBEAT_S
         while not self._is_ended:
             with suppress(TimeoutError):
-                async with asyncio.timeout(HEARTBEAT_S):
+                async with asyncio.timeout_at(silent_until):
                     await self._wake.wait()
-            if not self._wake.is_set():
-                yield KEEPALIVE_COMMENT
             self._wake.clear()
-            if (frame := self.take()) is not None:
+            # woken, too, there may be nothing for this client: the silence goes on
+            if (frame := self.take() or (KEEPALIVE_COMMENT if loop.time() >= silent_until else None)) is not None:
                 yield frame
+                silent_until = loop.time() + HEARTBEAT_S
 
 
 Watched = TypeVar("Watched", bound=Hashable)

@@ -26,6 +26,7 @@ from fastapi.sse import KEEPALIVE_COMMENT
 
 from api import app, feeds, views
 from api import services as api_services
+from api.live_lists import ListWatcher
 from api.live_rows import RowWatcher
 from api.problems import Problem
 from api.services import TOO_MANY_SEARCHES, TOO_MANY_SUBSCRIBERS, Services
@@ -488,6 +489,24 @@ def test_a_slow_watcher_is_sent_the_newest_state_alone() -> None:
         return found + [frame async for frame in frames]
 
     assert asyncio.run(sent()) == [b"3"]
+
+
+def test_who_is_woken_for_nothing_gets_comments_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a live list is after each batch that changes none of its rows."""
+    monkeypatch.setattr(feeds, "HEARTBEAT_S", 0.02)
+
+    async def woken() -> bytes:
+        watcher = ListWatcher(None)
+        frames = watcher.frames()
+        await anext(frames)
+        following = asyncio.ensure_future(anext(frames))
+        async with asyncio.timeout(DEADLINE_S):
+            while not following.done():
+                watcher.wake()
+                await asyncio.sleep(0)
+        return await following
+
+    assert asyncio.run(woken()) == KEEPALIVE_COMMENT
 
 
 def test_there_is_room_for_so_many(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
