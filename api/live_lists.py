@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Hashable, Sequence
-from difflib import SequenceMatcher
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -72,16 +74,35 @@ class Listing:
 
     def _changes(self, before: Sequence[bytes]) -> dict[str, Any]:
         """Places of the list before that leave it, and the rows that enter it at places of the list as it is now."""
-        steps = SequenceMatcher(None, before, self.places or (), autojunk=False).get_opcodes()
-        changed = [step for step in steps if step[0] != "equal"]
-        return {
-            "leave": [place for _, first, end, _, _ in changed for place in range(first, end)],
-            "enter": [
-                {"at": place, "row": self._rows[place]}
-                for _, _, _, first, end in changed
-                for place in range(first, end)
-            ],
-        }
+        stay = _stay(before, self.places or ())
+        gone, known = {*range(len(before))}.difference(stay), {*stay.values()}
+        enter = [{"at": place, "row": row} for place, row in enumerate(self._rows) if place not in known]
+        return {"leave": sorted(gone), "enter": enter}
+
+
+def _stay(before: Sequence[bytes], after: Sequence[bytes]) -> dict[int, int]:
+    """Places before and after of as many rows as can stay in their order: the longest increasing subsequence.
+
+    It takes n log n steps: `difflib` takes n², where rows are equal, and all other requests of the process wait.
+    """
+    there = dict(zip(_numbered(before), range(len(before)), strict=True))
+    pairs = [(there[row], place) for place, row in enumerate(_numbered(after)) if row in there]
+    ends, last, previous = list[int](), list[int](), list[int]()
+    for number, (place, _) in enumerate(pairs):
+        length = bisect_left(ends, place)
+        ends[length : length + 1], last[length : length + 1] = [place], [number]
+        previous.append(last[length - 1] if length else -1)
+    stay, number = dict[int, int](), last[-1] if last else -1
+    while number >= 0:
+        (was, now), number = pairs[number], previous[number]
+        stay[was] = now
+    return stay
+
+
+def _numbered(rows: Sequence[bytes]) -> list[tuple[bytes, int]]:
+    """Equal rows are told apart: they are the first, the second and so on."""
+    seen = defaultdict[bytes, Iterator[int]](count)
+    return [(row, next(seen[row])) for row in rows]
 
 
 class ListWatcher(Watcher):
