@@ -289,8 +289,13 @@ def _remedy(view: View, missing: Sequence[str], *, may_search: bool = True) -> s
     index = f"Add `Index({', '.join(map(quoted, missing))})` to INDEXES in the file of view '{view.name}' (docs/new-view.md)"
     search = f"ask for a search within {LONGEST_QUERY_MS / 1000:g} s: `{IF_UNINDEXED}={SEARCH}`."
     if not may_search:
-        return f"{index}: each batch asks it again." if missing else "No index can serve it: ask for pages."
-    return f"{index}, or {search}" if missing else f"No index can serve it: {search}"
+        return f"{index}: each batch asks it again." if missing else f"{_NO_INDEX_CAN} Ask for pages."
+    return f"{index}, or {search}" if missing else f"{_NO_INDEX_CAN} Or {search}"
+
+
+_NO_INDEX_CAN = (
+    "No index can serve it like this: an index serves ranges of the column that `sort` begins with, and no `.not`."
+)
 
 
 async def _live(view: View, request: Request) -> Response:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from functools import lru_cache
 from itertools import groupby
@@ -18,8 +19,8 @@ from psycopg import sql
 
 from infra.access import Rows
 from projections.engine.views.column_types import PREFIX_CHARS, Scalar
-from projections.engine.views.columns import Column
-from projections.engine.views.indexes import Order, Part, rest_of_key, reverse
+from projections.engine.views.columns import BadView, Column
+from projections.engine.views.indexes import Index, Order, Part, orders_of, rest_of_key, reverse
 from projections.engine.views.queries import (
     NULL,
     Query,
@@ -116,7 +117,7 @@ def missing_index(view: View, page: Page, only: Rows | None) -> tuple[str, ...] 
         # rows of several kinds are merged, so their order is none of an index
         order = page.order if len(either) == 1 else ()
         if not any(_serves(index, fixed | allowed, rest, order) for index in indexes):
-            return _wanted(view, fixed | allowed, rest, page.order)
+            return _wanted(view, fixed | allowed, rest, order)
     return None
 
 
@@ -135,15 +136,16 @@ def _serves(index: Order, fixed: set[Column], rest: Sequence[Filter], order: Ord
 
 
 def _wanted(view: View, fixed: set[Column], rest: Sequence[Filter], order: Order) -> tuple[str, ...]:
+    """The columns of an index that may be declared and serves this; empty where there is none."""
     names = [column.name for column in view.columns if column in fixed]
-    by_key = all(part.column.is_key for part in order)
-    others = [one.column.name for one in rest if one.op in _RANGES][:1] if by_key and not names else []
-    sort = [] if by_key else [str(part) for part in order if part.column.name not in names and not part.column.is_key]
-    found = [*names, *sort, *others]
-    columns = {column.name: column for column in view.columns}
-    indexable = (columns[name.removeprefix("-")] for name in found)
-    can = all(one.type.index_bytes is not None and (view.kind is not Kind.SUMMARY or one.is_key) for one in indexable)
-    return tuple(found) if can else ()
+    sort = [part for part in order if part.column not in fixed]
+    for parts in ([part for part in sort if not part.column.is_key], sort):
+        columns = (*names, *map(str, parts))
+        with suppress(BadView):
+            [index] = orders_of((Index(*columns),), view.name, view.columns, is_summary=view.kind is Kind.SUMMARY)
+            if any(_serves(one, fixed, rest, order) for one in (index, reverse(index))):
+                return columns
+    return ()
 
 
 # ── its query ──
