@@ -213,7 +213,9 @@ def _page(
     where = [_condition(one, op, f"f{n}", one in indexed, is_null) for n, (one, op, is_null) in enumerate(filters)]
     rules = enumerate(compared(view, shape))
     allowed = allowing(shape, (_condition(one, Op.EQUAL, f"r{n}", one in indexed) for n, one in rules))
-    source, sort = source_of(view, table), listed(map(_sorted_by, order))
+    sort = listed(map(_sorted_by, order))
+    is_down = all(part.column.is_key for part in order) and any(part.descending for part in order)
+    source = source_of(view, table, sort if is_down else None)
     starts = [[]] if after is None else [[start] for start in _behind_values(order, after)]
     parts = [_PART.format(source, all_of([*where, *allowed, *start]), sort) for start in starts]
     if len(parts) > 1:
@@ -225,7 +227,7 @@ def _page(
         shown=shown_of(shown),
         place=listed(sql.SQL("to_json({}) #>> '{{}}'").format(value) for value in place),
     )
-    count = _COUNT.format(source, all_of(where + allowed)) if is_counted else NULL
+    count = _COUNT.format(source_of(view, table), all_of(where + allowed)) if is_counted else NULL
     return one_moment(parked_of(view, table, allowed), rows, count)
 
 

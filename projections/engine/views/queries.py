@@ -212,13 +212,17 @@ def one_moment(
     return live, stopped
 
 
-def source_of(view: View, table: str) -> sql.Composed:
-    """The view's rows. A summary has a subtotal of each partition: they are added up."""
+def source_of(view: View, table: str, sort: sql.Composable | None = None) -> sql.Composed:
+    """The view's rows. A summary has a subtotal of each partition: they are added up.
+
+    By itself PostgreSQL adds up in ascending order of the keys: for another one it would add up and sort all of a summary.
+    """
     if view.kind is not Kind.SUMMARY:
         return sql.SQL("{} t").format(sql.Identifier(table))
     values = (sql.SQL("{} as {}").format(_added_up(one), sql.Identifier(one.name)) for one in view.columns)
-    return sql.SQL("(select {} from {} t group by {}) t").format(
-        listed(values), sql.Identifier(table), listed(map(name_of, view.key))
+    in_order = sql.SQL(" order by {}").format(sort) if sort else sql.SQL("")
+    return sql.SQL("(select {} from {} t group by {}{}) t").format(
+        listed(values), sql.Identifier(table), listed(map(name_of, view.key)), in_order
     )
 
 
