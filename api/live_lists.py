@@ -20,7 +20,7 @@ from fastapi.sse import format_sse_event
 
 from api.feeds import PASSING, Feed, Watcher
 from api.view_reader import ViewReader, content_tag
-from api.waits import Notifications
+from api.waits import Moved, Notifications
 from infra.access import Rows
 from projections.engine.views.pages import Page
 from projections.engine.views.queries import Found
@@ -46,8 +46,8 @@ class Listed(NamedTuple):
 class Listing:
     """The state of a page; `tag` identifies it."""
 
-    def __init__(self, found: Found, rows: Sequence[msgspec.Raw]) -> None:
-        self.moment = _moment(found)
+    def __init__(self, found: Found, rows: Sequence[msgspec.Raw], repairs: int = 0) -> None:
+        self.moment = _moment(found, repairs)
         self.has_personal = found.has_personal
         self._rows, self._stopped = rows, found.stopped
         self._more = {"position": str(found.position), "parked": found.parked}
@@ -134,10 +134,16 @@ class ListFeed(Feed[Listed, ListWatcher]):
     def __init__(self, view: View, views: ViewReader, notifications: Notifications) -> None:
         super().__init__(view, views, notifications)
         self._states: dict[Listed, Listing] = {}
+        self._repairs = 0
+        """Notifications without a position: rows may have changed where the agent's position has not, as in a replay."""
+
+    def _notified(self, agent: str, moved: Moved) -> None:
+        self._repairs += moved is None
+        super()._notified(agent, moved)
 
     async def round(self) -> None:
         """One query tells whether anything moved. Then each question is read that is older, also if another one fails."""
-        now = _moment(await self.views.by_keys(self.view, ()))
+        now = _moment(await self.views.by_keys(self.view, ()), self._repairs)
         self._states = {listed: state for listed, state in self._states.items() if listed in self.watchers}
         for listed in list(self.watchers):
             state = self._states.get(listed)
@@ -161,10 +167,11 @@ class ListFeed(Feed[Listed, ListWatcher]):
                 watcher.offer(state)
 
     async def _read(self, listed: Listed) -> Listing:
+        repairs = self._repairs
         found = await self.views.page(self.view, listed.page, listed.only)
-        return Listing(found, await self.views.shown(found))
+        return Listing(found, await self.views.shown(found), repairs)
 
 
-def _moment(found: Found) -> Hashable:
-    """What says whether rows may differ: the table, how far it is folded, and whether it is stopped."""
-    return found.table, str(found.position), found.stopped
+def _moment(found: Found, repairs: int) -> Hashable:
+    """What says whether rows may differ: the table, how far it is folded, whether it is stopped, and how often it was repaired."""
+    return found.table, str(found.position), found.stopped, repairs

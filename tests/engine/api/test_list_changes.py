@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 from unittest.mock import Mock
@@ -10,7 +11,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.live_lists import Listing
+from api.live_lists import Listed, ListFeed, Listing, ListWatcher
+from projections.engine.views.pages import Page
 from projections.engine.views.queries import Found
 
 some_rows = st.lists(st.integers(0, 9).map(lambda number: b"%d" % number), max_size=12)
@@ -46,3 +48,34 @@ def test_no_row_leaves_that_could_stay(before: list[int], after: list[int]) -> N
             longest[one + 1][other + 1] = longest[one][other] + 1 if was == now else beside
     found = changes(*([b"%d" % number for number in rows] for rows in (before, after)))
     assert 9 - len(found["leave"]) == longest[9][9]
+
+
+def test_a_list_is_read_again_after_a_repair_that_moves_no_position() -> None:
+    """As `samefold parked replay` does."""
+    page = Page((), (), 10)
+    rows = [b"1"]
+
+    async def found(*_: object) -> Found:
+        return Mock(spec=Found, table="t", position="p", stopped=None, parked=0, has_personal=False)
+
+    async def shown(_: Found) -> list[msgspec.Raw]:
+        return list(map(msgspec.Raw, rows))
+
+    async def seen() -> list[bytes]:
+        reader, notifications = Mock(by_keys=found, page=found, shown=shown), Mock()
+        reader.with_last_rows.return_value = reader
+        feed = ListFeed(Mock(agent="core"), reader, notifications)
+        [[notified]] = [call.args for call in notifications.subscribe.call_args_list]
+        watcher = feed.watchers.setdefault(Listed(None, page), {ListWatcher(None)})
+        [one] = watcher
+        frames = []
+        for moved in ({0: 1}, None):
+            notified("core", moved)
+            await feed.round()
+            frames.append(one.take() or b"")
+            rows[:] = [b"2"]
+        return frames
+
+    first, second = asyncio.run(seen())
+    assert b"event: page" in first
+    assert b'"leave":[0],"enter":[{"at":0,"row":2}]' in second
