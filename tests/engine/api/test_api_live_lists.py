@@ -199,7 +199,9 @@ def test_a_list_says_where_rows_leave_and_enter_it(api: Api, shared_world: Setti
         assert (changed.event, changed.data["leave"]) == ("changes", [2])
         assert changed.data["enter"] == [{"at": 0, "row": {"account": "list-a", "cents": 5}}]
         assert changed.data["position"] != first.data["position"]
-        folded(shared_world, open_account("list-d"), deposit("list-d", "list-d-1", 9))
+        folded(shared_world, open_account("list-d"))
+        assert live.next().data["enter"] == [{"at": 1, "row": {"account": "list-d", "cents": 0}}]
+        folded(shared_world, deposit("list-d", "list-d-1", 9))
         assert live.next().data["enter"][0] == {"at": 0, "row": {"account": "list-d", "cents": 9}}
     with subscribed(api, f"/views/balances/live?{question}", Last_Event_ID=changed.id) as live:
         again = live.next()
