@@ -143,9 +143,11 @@ class ListFeed(Feed[Listed, ListWatcher]):
 
     async def round(self) -> None:
         """One query tells whether anything moved. Then each question is read that is older, also if another one fails."""
+        # who comes meanwhile may have seen more than this round does
+        before = {listed: tuple(watchers) for listed, watchers in self.watchers.items()}
         now = _moment(await self.views.by_keys(self.view, ()), self._repairs)
-        self._states = {listed: state for listed, state in self._states.items() if listed in self.watchers}
-        for listed in list(self.watchers):
+        self._states = {listed: state for listed, state in self._states.items() if listed in before}
+        for listed, watchers in before.items():
             state = self._states.get(listed)
             # a person may be forgotten without a batch
             if state is None or state.moment != now or state.has_personal:
@@ -159,11 +161,11 @@ class ListFeed(Feed[Listed, ListWatcher]):
                     log.warning(
                         "a live list of %s ends: its question takes longer than %g s", self.view.name, QUESTION_S
                     )
-                    for watcher in self.watchers.get(listed, ()):
+                    for watcher in watchers:
                         watcher.end()
                     continue
                 self._states[listed] = state
-            for watcher in self.watchers.get(listed, ()):
+            for watcher in watchers:
                 watcher.offer(state)
 
     async def _read(self, listed: Listed) -> Listing:

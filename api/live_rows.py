@@ -68,12 +68,14 @@ class RowFeed(Feed[Watched, RowWatcher]):
     async def _read(self, some: Sequence[Watched]) -> None:
         """Read these rows, whose `only` are of one shape, with one query."""
         keys, only = [key for _, key in some], [rows for rows, _ in some if rows is not None]
+        # who comes meanwhile may have seen more than this query does
+        before = [tuple(self.watchers.get(watched, ())) for watched in some]
         found = await self.views.by_keys(self.view, keys, only)
         shown = await self.views.shown(found)
         rows = {row.number: json for row, json in zip(found.rows, shown, strict=True)}
-        for number, watched in enumerate(some, start=1):
+        for number, (watched, watchers) in enumerate(zip(some, before, strict=True), start=1):
             state = self._state(found, watched, rows.get(number))
-            if news := [one for one in self.watchers.get(watched, ()) if one.tag != state.tag]:
+            if news := [one for one in watchers if one.tag != state.tag]:
                 frame = state.frame(str(found.position))
                 for watcher in news:
                     watcher.send(state.tag, frame)

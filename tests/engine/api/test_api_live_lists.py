@@ -19,10 +19,13 @@ import httpx
 import pytest
 
 from api import live_lists
+from api.live_lists import ListFeed
+from api.live_rows import RowFeed
 from api.view_reader import ViewReader
 from infra.access import Rows
 from infra.log.records import Command
 from infra.settings import Settings
+from projections.engine.views.core_views import all_views
 from projections.engine.views.pages import Page
 from projections.engine.views.queries import Found
 from projections.engine.views.view import View
@@ -209,6 +212,43 @@ def test_a_list_says_where_rows_leave_and_enter_it(api: Api, shared_world: Setti
     with subscribed(api, f"/views/balances/live?{question}", Last_Event_ID=again.id) as live:
         folded(shared_world, deposit("list-b", "list-b-1", 7))
         assert live.next().event in ("changes", "page")  # as its list was read before the deposit, or not
+
+
+@pytest.mark.parametrize(
+    ("kind", "read", "path"),
+    [(ListFeed, "page", "/views/balances/live?account={}"), (RowFeed, "by_keys", "/views/balances/{}/live")],
+)
+def test_who_comes_while_a_round_reads_is_sent_nothing_older_than_what_he_has_seen(
+    api: Api,
+    shared_world: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[ListFeed] | type[RowFeed],
+    read: str,
+    path: str,
+) -> None:
+    name = f"round-{read}"
+    is_read, goes_on = Event(), Event()
+    monkeypatch.setattr(live_lists, "QUESTION_S", DEADLINE_S)
+    folded(shared_world, open_account(name))
+    with subscribed(api, path.format(name)) as first:
+        first.next()
+        views = api.services.feed(all_views()["balances"], kind).views
+        really = getattr(views, read)
+
+        async def slowly(*asked: Any) -> Any:
+            found = await really(*asked)
+            is_read.set()
+            await asyncio.to_thread(goes_on.wait, DEADLINE_S)
+            return found
+
+        monkeypatch.setattr(views, read, slowly)
+        folded(shared_world, deposit(name, "first", 5))
+        assert is_read.wait(DEADLINE_S)
+        folded(shared_world, deposit(name, "second", 6))
+        with subscribed(api, path.format(name)) as second:
+            goes_on.set()
+            data = second.next().data
+            assert (data.get("row") or data["items"][0])["cents"] == 11
 
 
 def test_what_no_index_serves_is_no_live_list(
