@@ -1,7 +1,7 @@
 # One folder, .venv, holds all that set-up installs; delete it (or `make clean`) to start over.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-all check sbom audit clean demo docs prove bench
+.PHONY: help setup run test test-all check sbom audit clean demo docs pictures prove bench
 
 PYTHON ?= python3
 # Compiled files are kept: without them each process that a test starts would compile all modules first. Set-up compiles

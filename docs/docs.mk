@@ -12,6 +12,9 @@ docs: $(DOCS)/.installed ## the pages as a site; fails at a dead link or a page 
 	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
 	@echo "$(CURDIR)/$(DOCS)/site/index.html"
 
+pictures: setup ## the pictures of docs/frontend.md, taken by its test
+	@PICTURES=docs/frontend $(BIN)/python -m pytest -q tests/engine/pages/test_frontend_page.py
+
 test-all: $(DOCS)/.installed
 
 $(DOCS)/.installed: requirements/docs.txt docs/docs.mk

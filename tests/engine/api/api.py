@@ -129,9 +129,9 @@ class Named:
 
 
 @contextmanager
-def serving(world: Settings, name: str = "api", access: Access | None = None) -> Iterator[Api]:
+def serving(world: Settings, name: str = "api", access: Access | None = None, port: int = 0) -> Iterator[Api]:
     """An API process in a thread of this one. With `access`, requests may name their callers (`Named`)."""
-    server = server_of(world, name, "127.0.0.1", 0)
+    server = server_of(world, name, "127.0.0.1", port)
     if access is not None:
         server.services.access = access
         server.config.app = Named(cast(ASGIApp, server.config.app))
