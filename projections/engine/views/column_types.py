@@ -359,14 +359,14 @@ class _Datetime(ColumnType):
     python, sql_name = datetime, "timestamptz"
     form = "a time with its zone: 2026-11-21T19:00:00Z"
     text = re.compile(
-        r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?(Z|[+-][0-9]{2}:[0-9]{2})", re.IGNORECASE
+        r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?(Z|[+ -][0-9]{2}:[0-9]{2})", re.IGNORECASE
     )
     schema: Mapping[str, Any] = {"type": "string", "format": "date-time"}
 
     @staticmethod
     def read(text: str) -> datetime:
-        """In UTC: PostgreSQL takes offsets of less than 16 hours only."""
-        return in_utc(datetime.fromisoformat(text))
+        """In UTC: PostgreSQL takes offsets of less than 16 hours only. A space is what became of a plus in an address."""
+        return in_utc(datetime.fromisoformat(text.replace(" ", "+")))
 
     def exact(self, value: Any) -> datetime:
         _require(value, datetime)

@@ -145,6 +145,12 @@ def test_whatever_a_row_shows_is_read_from_a_url_as_the_same_value(db: Connectio
     goes_round()
 
 
+def test_a_time_is_read_with_any_offset_and_with_what_an_address_makes_of_a_plus() -> None:
+    moment = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    for text in ("2026-01-02T03:04:05+00:00", "2026-01-02T03:04:05 00:00", "2026-01-03T01:18:05+22:14"):
+        assert value_of(column(Scalar.DATETIME), text) == moment
+
+
 NO_VALUES = {
     Scalar.INT: ("", " 1", "+1", "1_0", "1e3", "٣", f"{2**63}", f"{-(2**63) - 1}", "1" * 5_000),
     Scalar.STR: ("a\0", "\ud800"),
