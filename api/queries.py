@@ -25,6 +25,7 @@ from api.view_reader import content_tag
 from api.views import IF_NONE_MATCH, READ, UNREAD, answered, found_by
 from infra.access import BadAccess
 from projections.engine.queries.query import OWN, BadQuery, Query, QueryFailed
+from projections.engine.queries.statement import Answer
 from projections.engine.views.columns import BadValue, Column, schema_of, value_of
 
 QUERY_FAILED = callers_fault(QueryFailed, 422, "The query can't be computed with these parameters.")
@@ -84,8 +85,13 @@ async def _answer(query: Query, request: Request) -> Response:
     only, services = rows_for(request, query), services_of(request)
     values, limit = _asked(query, request)
     caller = caller_of(request)
-    async with services.searching(caller.subject if caller else None):
-        found = await found_by(query, request, lambda: services.views.answer(query, values, limit + 1, only))
+
+    async def read() -> Answer:
+        """Who waits for a position is no search meanwhile."""
+        async with services.searching(caller.subject if caller else None):
+            return await services.views.answer(query, values, limit + 1, only)
+
+    found = await found_by(query, request, read)
     rows, more = await services.views.opened(found.rows[:limit], found.has_personal), len(found.rows) > limit
     position = str(found.position)
     body = msgspec.json.encode({"items": rows, "more": more, "position": position, "parked": found.parked})

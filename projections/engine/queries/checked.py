@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from projections.engine.views.columns import Column
-from projections.engine.views.view import RESERVED, View
+from projections.engine.views.view import View
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -69,26 +69,47 @@ def _select(text: str) -> exp.Query:
 def _refusals(tree: exp.Query, views: Mapping[str, View]) -> Iterator[BadSql]:
     from sqlglot import exp
 
-    by_itself = {with_.alias_or_name for with_ in tree.find_all(exp.CTE)}
-    if taken := sorted(name for name in by_itself if name in views or RESERVED.fullmatch(name) or name[:3] == "pg_"):
-        yield BadSql(1, f"'{taken[0]}' can't be a name in `with`: a table has it.", "Choose another name.")
-    writing = (exp.DML, exp.DDL, exp.Command, exp.Into, exp.Lock)
+    writing, catalog = (exp.DML, exp.DDL, exp.Command, exp.Into, exp.Lock), (exp.ObjectIdentifier, exp.PseudoType)
     for node in tree.walk():
         line = _line(node)
-        if isinstance(node, writing):
+        if isinstance(node, exp.CTE) and node.alias_or_name in views:
+            yield BadSql(line, f"'{node.alias_or_name}' can't be a name in `with`: a view has it.", "Choose another.")
+        elif isinstance(node, writing):
             yield BadSql(
                 line, "the SQL is more than a select.", "A query writes and locks nothing: no `into`, no `for update`."
             )
         elif isinstance(node, exp.Table):
             name = node.sql(dialect="postgres", comments=False).partition(" AS ")[0]
-            if not isinstance(node.this, exp.Identifier) or node.db or node.name not in {*views, *by_itself}:
+            if not isinstance(node.this, exp.Identifier) or node.db or not (node.name in views or _is_in_with(node)):
                 yield BadSql(line, f"{name} is not a view.", f"There are: {', '.join(sorted(views))}.")
         elif isinstance(node, exp.Star) and not isinstance(node.parent, exp.Count):
             yield BadSql(line, "the SQL has a `*`.", "Name the columns: a view may get more.")
+        elif isinstance(node, exp.Parameter):
+            yield BadSql(line, f"{node.sql(dialect='postgres')} has no name.", "Write a parameter as `%(name)s`.")
+        elif isinstance(node, catalog) or (isinstance(node, exp.DataType) and node.this is exp.DType.USERDEFINED):
+            name = node.sql(dialect="postgres").lower()
+            yield BadSql(line, f"the type {name} is not allowed.", "Use a type that a column can have.")
         elif isinstance(node, exp.Func) and not isinstance(node, _functions()[0]):
             name = node.sql(dialect="postgres", comments=False).partition("(")[0].strip('"').lower()
             if not (isinstance(node, exp.Anonymous) and name in _functions()[1]):
                 yield BadSql(line, f"the function {name} is not allowed.", f"Use {', '.join(FUNCTIONS)}.")
+
+
+def _is_in_with(table: exp.Table) -> bool:
+    """Whether PostgreSQL takes the name for one of a `with`, in the place where it stands. Elsewhere it is a table."""
+    from sqlglot import exp
+
+    node: exp.Expr = table
+    while (above := node.parent) is not None:
+        seen: list[exp.Expr] = []
+        if isinstance(above, exp.With):
+            seen = above.expressions[: (node.index or 0) + bool(above.recursive)]
+        elif isinstance(above, exp.Query) and not isinstance(node, exp.With):
+            seen = [*above.ctes]
+        if any(one.alias_or_name == table.name for one in seen):
+            return True
+        node = above
+    return False
 
 
 @cache
@@ -121,7 +142,6 @@ def _check_columns(tree: exp.Query, views: Mapping[str, View], columns: Sequence
     from sqlglot import exp
     from sqlglot.errors import OptimizeError, SchemaError
     from sqlglot.optimizer.qualify import qualify
-    from sqlglot.optimizer.scope import build_scope
 
     schema: dict[str, object] = {
         name: {column.name: column.type.sql_name for column in view.columns} for name, view in views.items()
@@ -138,14 +158,8 @@ def _check_columns(tree: exp.Query, views: Mapping[str, View], columns: Sequence
         lines = [_line(one) for one in tree.find_all(exp.Column) if one.name == name]
         what = f"there is no column '{name}' here, or there are several." if match else f"{error}."
         raise BadSql(lines[0] if lines else 1, what, "Name a column that a view declares, as `view.column`.") from error
-    scope = build_scope(checked)
-    for node, column in zip(checked.selects, columns, strict=True):
-        source = scope.sources.get(one.table) if scope and isinstance(one := node.unalias(), exp.Column) else None
-        if isinstance(source, exp.Table) and source.name in views and not source.alias_column_names:
-            [of_view] = [found for found in views[source.name].columns if found.name == one.name]
-            if not is_of(of_view.type.sql_name, column):
-                what = f"'{column.name}' is {of_view.scalar} in view '{source.name}', and {column.scalar} in the row."
-                raise BadSql(_line(node), what, "Declare the view's type in the row, or cast it in the SQL.")
+    if whole := checked.find(exp.TableColumn):
+        raise BadSql(_line(whole), f"{whole.name} is a whole row.", "Name its columns: a view may get more.")
 
 
 def is_of(sql_type: str, column: Column) -> bool:

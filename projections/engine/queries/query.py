@@ -83,6 +83,10 @@ def query_of(module: ModuleType, views: Mapping[str, View]) -> Query:
     for one in parameters:
         if one.name in OWN:
             raise BadQuery(f"{file}: '{one.name}' is a parameter of every query.", "Give your parameter another name.")
+        if not one.type.is_filterable:
+            raise BadQuery(
+                f"{file}: parameter '{one.name}' is a {one.scalar}.", "Use a type without parts, such as str."
+            )
     columns = _columns(file, name, _row(file, module))
     text = module.__dict__.get("SQL")
     if not isinstance(text, str):

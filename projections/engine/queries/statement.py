@@ -6,12 +6,10 @@ ago; the answer counts only if the same statement finds this table live.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import date, datetime
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import count
 from typing import Annotated, Any, NamedTuple
-from uuid import UUID
 
 import msgspec
 import psycopg
@@ -23,8 +21,9 @@ from domain.engine.value_limits import LARGEST_INT, SMALLEST_INT
 from infra.access import Rows
 from projections.engine.queries.checked import PLACEHOLDER, is_of
 from projections.engine.queries.query import BadQuery, Query
-from projections.engine.views.column_types import Scalar
+from projections.engine.views.column_types import BadRow, Scalar
 from projections.engine.views.columns import Column
+from projections.engine.views.nested_types import Nested
 from projections.engine.views.queries import MOST_PARKED, Shape, allowed_values, source_of
 from projections.engine.views.token import Token
 
@@ -99,11 +98,13 @@ def answer(query: Query, value: str) -> Answer:
     for topic_id, partition, next_offset in positions or ():
         position.setdefault(topic_id, {})[partition] = next_offset
     shown = [row for _, row in rows or ()]
-    decode = _row_decoder(query).decode
+    decode, nested = _row_decoder(query)
     try:
         for row in shown:
-            decode(row)
-    except msgspec.ValidationError as error:
+            values = decode(row)
+            for column in nested:
+                _require_exact(column, bytes(getattr(values, column.name)).decode())
+    except (msgspec.ValidationError, BadRow) as error:
         hint = "Declare the type that the SQL gives, or `… | None`, or round the value in the SQL."
         raise BadQuery(f"{query.file}: a value is not of its declared type: {error}.", hint) from None
     return Answer(
@@ -167,7 +168,10 @@ def _shown(column: Column) -> sql.Composed:
     value = _name(column.name)
     if column.scalar is Scalar.INT:  # 5.00 is whole, and a fraction is left for `answer` to find
         return sql.SQL("trim_scale({}::numeric)").format(value)
-    return column.type.shown(sql.SQL("{}::{}").format(value, sql.SQL(column.type.sql_name)))
+    shown = column.type.shown(sql.SQL("{}::{}").format(value, sql.SQL(column.type.sql_name)))
+    if column.scalar is Scalar.TIMEDELTA:  # so are months, whose lengths differ
+        return sql.SQL("case when date_trunc('month', {0}) = '0' then {1} else {0}::text end").format(value, shown)
+    return shown
 
 
 def _name(column: str) -> sql.Composed:
@@ -175,20 +179,26 @@ def _name(column: str) -> sql.Composed:
 
 
 @lru_cache(256)
-def _row_decoder(query: Query) -> msgspec.json.Decoder[Any]:
-    kinds = [one.enum or _JSON.get(one.scalar, _NOT_NULL) for one in query.columns]
-    fields = [(one.name, kind | None if one.optional else kind) for one, kind in zip(query.columns, kinds, strict=True)]
-    return msgspec.json.Decoder(msgspec.defstruct("Row", fields))
+def _row_decoder(query: Query) -> tuple[Callable[[msgspec.Raw], Any], list[Column]]:
+    """What decodes a row as JSON, and the columns whose values it leaves as JSON."""
+    nested = [one for one in query.columns if one.type.sql_name == "jsonb"]
+    kinds = ((one, _JSON.get(one.scalar, one.type.python)) for one in query.columns)
+    of_scalars = [(one.name, kind | None if one.optional else kind) for one, kind in kinds if one not in nested]
+    fields = [*of_scalars, *((one.name, msgspec.Raw) for one in nested)]
+    return msgspec.json.Decoder(msgspec.defstruct("Row", fields)).decode, nested
 
 
-_NOT_NULL: Any = bool | int | float | str | list[Any] | dict[str, Any]
+def _require_exact(column: Column, text: str) -> None:
+    """That this JSON is what a view's column would show of its value. Raises BadRow, ValidationError."""
+    assert isinstance(column.type, Nested), "its type is jsonb"
+    column.exact(None if text == "null" else column.type.from_database(text))
+    if text != "null" and column.type.as_stored(text)[:1] != b"\1":
+        raise BadRow(f"column '{column.name}' has JSON of another form: a Decimal is a text there")
+
+
 _JSON: dict[Scalar, Any] = {
-    Scalar.BOOL: bool,
     Scalar.INT: Annotated[int, msgspec.Meta(ge=SMALLEST_INT, le=LARGEST_INT)],
-    Scalar.STR: str,
-    Scalar.DATE: date,
-    Scalar.DATETIME: datetime,
     Scalar.DECIMAL: Annotated[str, msgspec.Meta(pattern=r"^-?[0-9]+(\.[0-9]+)?$")],
-    Scalar.UUID: UUID,
     Scalar.BYTES: str,
 }
+"""Where JSON's type is not the column's."""

@@ -16,7 +16,7 @@ HEAD = '''"""Which question?"""
 
 from __future__ import annotations
 from collections import namedtuple
-from datetime import date, datetime
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from typing import NamedTuple
