@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TypeVar
 from uuid import UUID
 
 from fastapi import Request
@@ -16,8 +15,7 @@ from infra.access import Access, BadAccess, Caller, Row, Rows, access
 from infra.processes.time_limit import limited
 from projections.engine.views.core_views import OUTCOMES, all_views, command_key
 from projections.engine.views.queries import Readable, allowed_values
-
-R = TypeVar("R", bound=Readable)
+from projections.engine.views.view import View
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +36,8 @@ def rows_for(request: Request, view: Readable) -> Rows | None:
     return allowed
 
 
-def readable(request: Request, views: Mapping[str, R]) -> list[tuple[R, bool]]:
-    """Those of the views or queries that the caller may read, or some rows of, with whether these are all rows."""
+def readable(request: Request, views: Mapping[str, View]) -> list[tuple[View, bool]]:
+    """Those of the views that the caller may read, or some rows of, with whether these are all rows."""
     if (caller := caller_of(request)) is None:
         return [(view, True) for view in views.values()]
     may_read = _access(services_of(request)).may_read

@@ -1,4 +1,4 @@
-"""`GET /queries`: the questions of the author's, over several views: one route for each file in `projections/queries/`."""
+"""`GET /queries/NAME`: the questions of the author's, over several views: one route for each file in `projections/queries/`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from api.door import caller_of
-from api.openapi import AFTER, JSON, PREFER, Json, Parked, Position, parameter, responses
-from api.permissions import readable, rows_for
-from api.problems import INVALID, callers_fault, invalid, kind_of
-from api.requests import path_of, preferences, refuse_unknown
+from api.openapi import AFTER, PREFER, Json, Parked, Position, parameter, responses
+from api.permissions import rows_for
+from api.problems import callers_fault, invalid, kind_of
+from api.requests import preferences, refuse_unknown
 from api.services import TOO_MANY_SEARCHES, services_of
 from api.view_parameters import LIMIT
-from api.view_questions import FEW_ROWS, MOST_ROWS, is_nullable
+from api.view_questions import FEW_ROWS, is_nullable, limit_of
 from api.view_reader import content_tag
 from api.views import IF_NONE_MATCH, READ, UNREAD, answered, found_by
-from infra.access import BadAccess
 from projections.engine.queries.query import OWN, BadQuery, Query, QueryFailed
 from projections.engine.queries.statement import Answer
 from projections.engine.views.columns import BadValue, Column, schema_of, value_of
@@ -34,15 +33,6 @@ QUERY_FAILED = callers_fault(QueryFailed, 422, "The query can't be computed with
 def router_of(queries: Mapping[str, Query]) -> APIRouter:
     """The routes of all queries."""
     router = APIRouter(tags=["queries"])
-    router.add_api_route(
-        "/queries",
-        partial(_list, queries),
-        operation_id="queries",
-        summary="The queries",
-        description="The queries, each with its name, question, parameters and columns.",
-        response_model=QueryList,
-        responses=responses({}, INVALID, kind_of(BadAccess)),
-    )
     for query in queries.values():
         title = "".join(part.capitalize() for part in query.name.split("_"))
         columns = {one.name: Annotated[Any, WithJsonSchema(schema_of(one))] for one in query.columns}
@@ -62,23 +52,6 @@ def router_of(queries: Mapping[str, Query]) -> APIRouter:
             responses=responses(READ, *UNREAD, TOO_MANY_SEARCHES, QUERY_FAILED, kind_of(BadQuery)),
         )
     return router
-
-
-async def _list(queries: Mapping[str, Query], request: Request) -> Response:
-    refuse_unknown(request)
-    described = [
-        QueryDescription(
-            name=query.name,
-            question=query.question,
-            views=[view.name for view in query.views],
-            parameters={one.name: _schema(query, one) for one in query.parameters},
-            required=[one.name for one in query.parameters if one.name not in query.defaults],
-            columns={column.name: schema_of(column) for column in query.columns},
-            href=path_of("queries", query.name),
-        )
-        for query, _ in readable(request, queries)
-    ]
-    return Response(msgspec.json.encode({"queries": described}), 200, media_type=JSON)
 
 
 async def _answer(query: Query, request: Request) -> Response:
@@ -113,42 +86,20 @@ def _asked(query: Query, request: Request) -> tuple[dict[str, Any], int]:
             values[one.name] = None if text == "" and is_nullable(one) else value_of(one, text)
         except BadValue as error:
             errors.append((f"query.{one.name}", f"{error.message.replace('column', 'parameter')} {error.hint}"))
-    text = given.get("limit", str(FEW_ROWS))
-    if not (text.isascii() and text.isdecimal() and len(text) < 9 and 0 < int(text) <= MOST_ROWS):
-        errors.append(("query.limit", f"It is a number from 1 to {MOST_ROWS}."))
+    limit = FEW_ROWS
+    try:
+        limit = limit_of(given.get("limit", str(limit)))
+    except ValueError as error:
+        errors.append(("query.limit", str(error)))
     if errors:
         raise invalid(errors)
-    return values, int(text)
-
-
-# ── the OpenAPI document ──
-
-
-class QueryDescription(TypedDict):
-    """A query's route, parameters and columns."""
-
-    name: str
-    question: str
-    views: Annotated[list[str], Field(description="The views that it reads.")]
-    parameters: Annotated[dict[str, Any], Field(description="The JSON schema of each parameter.")]
-    required: Annotated[list[str], Field(description="The parameters that must be given.")]
-    columns: Annotated[dict[str, Any], Field(description="The JSON schema of each column.")]
-    href: str
-
-
-class QueryList(TypedDict):
-    """All queries, by name."""
-
-    queries: list[QueryDescription]
-
-
-def _schema(query: Query, one: Column) -> Json:
-    default = {} if (value := query.defaults.get(one.name)) is None else {"default": msgspec.to_builtins(value)}
-    return schema_of(one) | default
+    return values, limit
 
 
 def _parameter(query: Query, one: Column) -> Json:
-    schema, about = _schema(query, replace(one, optional=False)), ""
+    schema, about, default = schema_of(replace(one, optional=False)), "", query.defaults.get(one.name)
+    if default is not None:
+        schema["default"] = msgspec.to_builtins(default)
     if is_nullable(one):
         schema, about = {"anyOf": [schema, {"const": ""}]}, "Empty: null."
     return parameter("query", one.name, about, schema) | {"required": one.name not in query.defaults}

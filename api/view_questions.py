@@ -97,7 +97,7 @@ def question_of(view: View, request: Request, caller: str, others: Collection[st
     errors: list[tuple[str, str]] = []
     found: dict[str, Any] = {}
     parsers: dict[str, Callable[[str], Any]] = {
-        "limit": _limit,
+        "limit": limit_of,
         "count": partial(_one_of, ("true", "false")),
         IF_UNINDEXED: partial(_one_of, (SEARCH,)),
         "sort": partial(_sort, view),
@@ -136,7 +136,7 @@ def question_of(view: View, request: Request, caller: str, others: Collection[st
 # Each of these parses a parameter. They raise ValueError, whose message does not quote the text, or BadValue.
 
 
-def _limit(text: str) -> int:
+def limit_of(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 9 and 0 < int(text) <= MOST_ROWS):
         raise ValueError(f"It is a number from 1 to {MOST_ROWS}.")
     return int(text)

@@ -61,12 +61,9 @@ def view(
 
 
 @app.command()
-def query(
-    name: Annotated[str, typer.Argument(help="In lower case, such as largest_orders.")],
-    view: Annotated[str | None, typer.Option(help="A view that it reads; needed if there are several.")] = None,
-) -> None:
+def query(name: Annotated[str, typer.Argument(help="In lower case, such as largest_orders.")]) -> None:
     """Write a query over views, projections/queries/NAME.py."""
-    _print(_parts().query(name, view))
+    _print(_parts().query(name))
 
 
 @app.command()

@@ -10,7 +10,7 @@ import keyword
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib.util import find_spec
@@ -180,20 +180,23 @@ class Parts:
             [f"Edit {file}: its columns, its events, and how they change a row.", *_new_table(name)],
         )
 
-    def query(self, name: str, view: str | None) -> Written:
-        """Raises BadName, AlreadyThere."""
+    def query(self, name: str) -> Written:
+        """Over the first view: its author names others. Raises BadName, AlreadyThere."""
         from projections.engine.views.view import RESERVED
 
         module(name, "a query", "largest_orders")
-        folder = self.root / "projections"
-        if RESERVED.fullmatch(name) or (folder / f"{name}.py").exists():
+        views = sorted(file.stem for file in (self.root / "projections").glob("[a-z]*.py"))
+        if RESERVED.fullmatch(name) or name in views:
             raise BadName(f"The name '{name}' is reserved, or a view's.", "Choose another name for the query.")
-        view = _chosen("view", view, (file.stem for file in folder.glob("[a-z]*.py")))
-        file, test = f"projections/queries/{name}.py", f"tests/test_query_{name}.py"
-        known = {"QUERY": name, "VIEW": view}
-        texts = {file: _skeleton("query"), test: _skeleton("test_query")}
+        if not views:
+            raise BadName("There is no view to ask.", "`samefold add view NAME` writes one.")
+        file, test, known = (
+            f"projections/queries/{name}.py",
+            f"tests/test_query_{name}.py",
+            {"QUERY": name, "VIEW": views[0]},
+        )
         return Written(
-            self._write({path: _with(text, known) for path, text in texts.items()}),
+            self._write({file: _filled("query", None, known), test: _filled("test_query", None, known)}),
             [
                 f"Edit {file}: its question, parameters, rows and SQL (docs/queries.md).",
                 f"Edit {test}, too: given these rows of views, that answer.",
@@ -243,8 +246,15 @@ class Parts:
         )
 
     def _context(self, name: str | None) -> str:
-        files = (self.root / "domain").glob("[!_]*.py")
-        return _chosen("context", name, (file.stem for file in files if file.stem != "language"))
+        there = sorted(file.stem for file in (self.root / "domain").glob("[!_]*.py") if file.stem != "language")
+        known = f"There are: {', '.join(there)}." if there else "There is none yet: `samefold add context NAME`."
+        if name is None and len(there) == 1:
+            return there[0]
+        if name is None:
+            raise BadName("The context is not given.", f"Add `--context NAME`. {known}")
+        if name not in there:
+            raise BadName(f"There is no context '{name}'.", known)
+        return name
 
     def _write(self, texts: Mapping[str, str]) -> list[Path]:
         """Write new files, or none of them. Raises AlreadyThere."""
@@ -423,31 +433,14 @@ def tidy(file: Path, rules: str = "I") -> None:
             subprocess.run([sys.executable, "-m", "ruff", *arguments, "--quiet", "--no-cache", str(file)], check=False)
 
 
-def _chosen(what: str, name: str | None, found: Iterable[str]) -> str:
-    """The context or view of that name, by default the only one. Raises BadName."""
-    there = sorted(found)
-    known = f"There are: {', '.join(there)}." if there else f"There is none yet: `samefold add {what} NAME`."
-    if name is None and len(there) == 1:
-        return there[0]
-    if name is None:
-        raise BadName(f"The {what} is not given.", f"Add `--{what} NAME`. {known}")
-    if name not in there:
-        raise BadName(f"There is no {what} '{name}'.", known)
-    return name
-
-
 def _skeleton(name: str) -> str:
     return (SKELETON / f"{name}.txt").read_text()
 
 
-def _filled(skeleton: str, names: Names, words: Mapping[str, str]) -> str:
-    """A skeleton in the words of a context, and with these."""
-    return _with(names.apply(_skeleton(skeleton)), words)
-
-
-def _with(text: str, words: Mapping[str, str]) -> str:
-    """A text with these words. Its docstring begins with the first of them, as a sentence."""
+def _filled(skeleton: str, names: Names | None, words: Mapping[str, str]) -> str:
+    """A skeleton with these words. Its docstring begins with the first of them, as a sentence."""
     first, name = next(iter(words.items()))
+    text = names.apply(_skeleton(skeleton)) if names else _skeleton(skeleton)
     text = text.replace(f'"""{first}:', f'"""{name.replace("_", " ").capitalize()}:')
     return re.sub("|".join(words), lambda word: words[word[0]], text)
 

@@ -5,10 +5,10 @@ An invalid one is refused when queries are discovered, with the line to change.
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -63,10 +63,9 @@ class Query:
 @cache
 def discover() -> dict[str, Query]:
     """All queries of `projections/queries/` by name. Raises BadQuery, BadView."""
-    folder = Path(projections.__path__[0]) / "queries"
-    names = sorted(info.name for info in pkgutil.iter_modules([str(folder)]) if not info.ispkg)
-    own = (name for name in names if not name.startswith("_"))
-    return {name: query_of(importlib.import_module(f"projections.queries.{name}"), all_views()) for name in own}
+    folder, views = Path(projections.__path__[0]) / "queries", all_views()
+    names = sorted(one.name for one in pkgutil.iter_modules([str(folder)]) if not one.ispkg and one.name[0] != "_")
+    return {name: query_of(importlib.import_module(f"projections.queries.{name}"), views) for name in names}
 
 
 def query_of(module: ModuleType, views: Mapping[str, View]) -> Query:
@@ -96,16 +95,8 @@ def query_of(module: ModuleType, views: Mapping[str, View]) -> Query:
     except BadSql as error:
         line, what, hint = error.args
         raise BadQuery(f"{file}, line {_line(module) + line}: {what}", hint) from error
-    return Query(
-        name,
-        (module.__doc__ or "").strip(),
-        parameters,
-        _defaults(file, parameters, declared),
-        columns,
-        text,
-        named,
-        file,
-    )
+    question, defaults = (module.__doc__ or "").strip(), _defaults(file, parameters, declared)
+    return Query(name, question, parameters, defaults, columns, text, named, file)
 
 
 def _columns(file: str, name: str, declared: Any) -> tuple[Column, ...]:
@@ -120,16 +111,12 @@ def _columns(file: str, name: str, declared: Any) -> tuple[Column, ...]:
 
 
 def _row(file: str, module: ModuleType) -> type:
-    own = {
-        name: one
-        for name, one in vars(module).items()
-        if isinstance(one, type) and one.__module__ == module.__name__ and hasattr(one, "_fields")
-    }
-    own.pop("Parameters", None)
-    if "Row" not in own and len(own) != 1:
-        found = f"any of {', '.join(own)} could be its row" if own else "no class is its row"
-        raise BadQuery(f"{file}: {found}.", "Write one NamedTuple beside Parameters, or call the row's class Row.")
-    return own.get("Row") or next(iter(own.values()))
+    own = {name: one for name, one in vars(module).items() if isinstance(one, type) and hasattr(one, "_fields")}
+    found = {name: one for name, one in own.items() if one.__module__ == module.__name__ and name != "Parameters"}
+    if "Row" not in found and len(found) != 1:
+        what = f"any of {', '.join(found)} could be its row" if found else "no class is its row"
+        raise BadQuery(f"{file}: {what}.", "Write one NamedTuple beside Parameters, or call the row's class Row.")
+    return found.get("Row") or next(iter(found.values()))
 
 
 def _defaults(file: str, parameters: Sequence[Column], declared: Any) -> dict[str, Any]:
@@ -146,8 +133,5 @@ def _defaults(file: str, parameters: Sequence[Column], declared: Any) -> dict[st
 
 def _line(module: ModuleType) -> int:
     """The line of the file before the first of the SQL."""
-    for node in ast.parse(inspect.getsource(module)).body:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        if any(isinstance(one, ast.Name) and one.id == "SQL" for one in targets):
-            return node.lineno - 1
-    return 0
+    lines = inspect.getsource(module).splitlines()
+    return next((number for number, line in enumerate(lines) if re.match(r"SQL\b", line)), 0)

@@ -24,7 +24,16 @@ from projections.engine.queries.query import BadQuery, Query
 from projections.engine.views.column_types import BadRow, Scalar
 from projections.engine.views.columns import Column
 from projections.engine.views.nested_types import Nested
-from projections.engine.views.queries import MOST_PARKED, Shape, allowed_values, source_of
+from projections.engine.views.queries import (
+    MOST_PARKED,
+    Positions,
+    Shape,
+    allowed_values,
+    listed,
+    name_of,
+    source_of,
+    token_of,
+)
 from projections.engine.views.token import Token
 
 _STATEMENT = sql.SQL("""
@@ -94,9 +103,6 @@ def require_types(query: Query, found: Sequence[psycopg.Column] | None, types: T
 def answer(query: Query, value: str) -> Answer:
     """What the statement returned. Raises BadQuery where a value is not of its declared type: none is rounded."""
     live, positions, parked, rows = _decode(value)
-    position: dict[str, dict[int, int]] = {}
-    for topic_id, partition, next_offset in positions or ():
-        position.setdefault(topic_id, {})[partition] = next_offset
     shown = [row for _, row in rows or ()]
     decode, nested = _row_decoder(query)
     try:
@@ -107,34 +113,28 @@ def answer(query: Query, value: str) -> Answer:
     except (msgspec.ValidationError, BadRow) as error:
         hint = "Declare the type that the SQL gives, or `… | None`, or round the value in the SQL."
         raise BadQuery(f"{query.file}: a value is not of its declared type: {error}.", hint) from None
-    return Answer(
-        {view: (at, table) for view, at, table in live or ()}, Token(position), parked, shown, may_hold(value)
-    )
+    at = {view: (version, table) for view, version, table in live or ()}
+    return Answer(at, token_of(positions), parked, shown, may_hold(value))
 
 
-_decode = msgspec.json.Decoder(
-    tuple[
-        list[tuple[str, int, str]] | None,
-        list[tuple[str, int, int]] | None,
-        int | None,
-        list[tuple[int, msgspec.Raw]] | None,
-    ]
-).decode
+_Found = tuple[list[tuple[str, int, str]] | None, Positions, int | None, list[tuple[int, msgspec.Raw]] | None]
+_decode: Callable[[str], _Found] = msgspec.json.Decoder(_Found).decode
 
 
 @lru_cache(256)
 def _statement(query: Query, tables: tuple[tuple[str, str], ...], shape: Shape) -> bytes:
-    types, numbers = {column.name: sql.SQL(column.type.sql_name) for column in query.columns}, count()
+    columns = {one.name: one for one in query.columns}
+    number = count()
     same = (
-        [sql.SQL("{} = {}::{}").format(_name(name), sql.Placeholder(f"_{next(numbers)}"), types[name]) for name in one]
-        for one in shape
+        [sql.SQL("{} = {}").format(_name(one), _typed(columns[one], f"_{next(number)}")) for one in names]
+        for names in shape
     )
     allowed = sql.SQL(") or (").join(sql.SQL(" and ").join(one) for one in same)
     shown = (sql.SQL("{} as {}").format(_shown(one), sql.Identifier(one.name)) for one in query.columns)
     text = _STATEMENT.format(
         views=_views(query, tables),
         parked=sql.SQL("null") if shape else _PARKED,
-        shown=sql.SQL(", ").join(shown),
+        shown=listed(shown),
         sql=_sql(query),
         where=sql.SQL(" where ({})").format(allowed) if shape else sql.SQL(""),
     )
@@ -143,25 +143,26 @@ def _statement(query: Query, tables: tuple[tuple[str, str], ...], shape: Shape) 
 
 def _views(query: Query, tables: tuple[tuple[str, str], ...]) -> sql.Composed:
     """Not materialized: so conditions reach the indexes, as if the table were named."""
-    by_name = dict(tables)
-    return sql.SQL(", ").join(
-        sql.SQL("{} as not materialized (select {} from {})").format(
-            sql.Identifier(view.name),
-            sql.SQL(", ").join(sql.SQL("t.{}").format(sql.Identifier(column.name)) for column in view.columns),
-            source_of(view, by_name[view.name]),
-        )
-        for view in query.views
+    text, by_name = sql.SQL("{} as not materialized (select {} from {})"), dict(tables)
+    return listed(
+        text.format(sql.Identifier(one.name), listed(map(name_of, one.columns)), source_of(one, by_name[one.name]))
+        for one in query.views
     )
 
 
 def _sql(query: Query) -> sql.Composed:
     """The author's text, its parameters typed. A comment may end it, so a line ends after it."""
-    types = {one.name: sql.SQL(one.type.sql_name) for one in query.parameters}
-    parts = (
-        sql.SQL("{}::{}").format(sql.Placeholder(part), types[part]) if place % 2 else sql.SQL(part.replace("%", "%%"))
-        for place, part in enumerate(PLACEHOLDER.split(query.sql))
+    columns, parts = {one.name: one for one in query.parameters}, enumerate(PLACEHOLDER.split(query.sql))
+    return sql.Composed(
+        [
+            *(_typed(columns[one], one) if at % 2 else sql.SQL(one.replace("%", "%%")) for at, one in parts),
+            sql.SQL("\n"),
+        ]
     )
-    return sql.Composed([*parts, sql.SQL("\n")])
+
+
+def _typed(column: Column, name: str) -> sql.Composed:
+    return sql.SQL("{}::{}").format(sql.Placeholder(name), sql.SQL(column.type.sql_name))
 
 
 def _shown(column: Column) -> sql.Composed:

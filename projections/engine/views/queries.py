@@ -132,17 +132,24 @@ def _allowed(view: Readable, column: Column | None, name: str, value: Any) -> An
 def found(value: str) -> Found:
     """What a query returned. Raises msgspec.DecodeError for anything else."""
     version, table, positions, parked, since, rows, stopped, count = _decode(value)
+    at = token_of(positions)
+    return Found(version, table, at, parked, dict(since or ()), rows or (), may_hold(value), stopped, count)
+
+
+Positions: TypeAlias = list[tuple[str, int, int]] | None
+"""Of a log's partitions: the topic's id, the partition, the next offset."""
+
+
+def token_of(positions: Positions) -> Token:
+    """The token of positions, as a query returns them."""
     position: dict[str, dict[int, int]] = {}
     for topic_id, partition, next_offset in positions or ():
         position.setdefault(topic_id, {})[partition] = next_offset
-    return Found(
-        version, table, Token(position), parked, dict(since or ()), rows or (), may_hold(value), stopped, count
-    )
+    return Token(position)
 
 
-_At = list[tuple[str, int, int]] | None
 _Answer = tuple[
-    int, str, _At, int | None, list[tuple[str, int]] | None, list[Row] | None, tuple[str, str] | None, int | None
+    int, str, Positions, int | None, list[tuple[str, int]] | None, list[Row] | None, tuple[str, str] | None, int | None
 ]
 _decode: Callable[[str], _Answer] = msgspec.json.Decoder(_Answer).decode
 

@@ -48,7 +48,7 @@ def test_any_context_gets_files_of_python(tmp_path: Path, context: str) -> None:
     for kind in Kind:
         made.view(f"view_{kind}", None, kind)
     made.policy("reminders", None)
-    made.query("largest", "view_summary")
+    made.query("largest")
     assert "`pytest tests/test_dataset_by_month.py` runs it" in " ".join(made.dataset("by_month", None).next)
     for text in files(tmp_path).values():
         rows = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)]
@@ -100,13 +100,12 @@ REFUSED: dict[str, tuple[Callable[..., object], Cases]] = {
         ],
     ),
     "a query": (
-        lambda parts, name, view=None: parts.query(name, view),
+        lambda parts, name: parts.query(name),
         [
             *(
                 ((name,), "reserved|can't be")
                 for name in ("positions", "sums_v2", "room_names", "No", "class", "x" * 41)
             ),
-            (("sums", "nowhere"), "There is no view 'nowhere'"),
         ],
     ),
     "a policy": (
@@ -162,19 +161,17 @@ def test_a_policys_command_is_made_of_its_event(parts: Parts) -> None:
     assert files(parts.root) == before
 
 
-def test_a_querys_view_is_the_only_one_or_named(parts: Parts) -> None:
-    written = parts.query("largest", None)
+def test_a_query_begins_with_the_first_view(parts: Parts) -> None:
+    written = parts.query("largest")
     assert [str(file) for file in written.files] == ["projections/queries/largest.py", "tests/test_query_largest.py"]
     text = (parts.root / written.files[0]).read_text()
     assert text.startswith('"""Largest: which question')
     assert "from room_names" in text
-    parts.view("sums", None, Kind.SUMMARY)
-    with pytest.raises(BadName, match="view is not given") as refused:
-        parts.query("other", None)
-    assert refused.value.hint == "Add `--view NAME`. There are: room_names, sums."
     with pytest.raises(AlreadyThere):
-        parts.query("largest", "sums")
-    parts.query("other", "sums")
+        parts.query("largest")
+    (parts.root / "projections" / "room_names.py").unlink()
+    with pytest.raises(BadName, match="no view to ask"):
+        parts.query("other")
 
 
 def test_without_a_match_nothing_is_written(parts: Parts) -> None:
@@ -199,7 +196,7 @@ def test_what_is_written_under_the_longest_names_passes_the_linter(tmp_path: Pat
     for kind in Kind:
         parts.view(f"this_is_a_view_with_a_name_of_40_{kind:x<7}", None, kind)
     parts.policy("this_is_a_policy_of_30_letters", None)
-    parts.query("this_is_a_query_with_a_name_of_40_letter", "this_is_a_view_with_a_name_of_40_summary")
+    parts.query("this_is_a_query_with_a_name_of_40_letter")
     for arguments in (["check"], ["format", "--check"]):
         done = subprocess.run(
             [sys.executable, "-m", "ruff", *arguments, "."], cwd=tmp_path, capture_output=True, text=True, check=False
