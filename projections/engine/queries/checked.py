@@ -1,20 +1,24 @@
 """Checks the SQL of a query against the views that are declared, without a database.
 
-What the parser can't know, such as the type of an expression, PostgreSQL says: `statement.require_types`.
+What the parser can't know, such as the type of an expression, PostgreSQL says: `statement.require_types`. Only who has a query
+imports this: the parser takes a tenth of a second.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sqlglot import ErrorLevel, exp, parse, parse_one
+from sqlglot.errors import OptimizeError, ParseError, SchemaError, TokenError
+from sqlglot.optimizer.normalize_identifiers import normalize_identifiers
+from sqlglot.optimizer.qualify import qualify
+
+from projections.engine.queries.query import PLACEHOLDER, BadSql
 from projections.engine.views.columns import Column
 from projections.engine.views.view import View
-
-if TYPE_CHECKING:
-    from sqlglot import exp
 
 FUNCTIONS = (
     *("count", "sum", "avg", "min", "max", "bool_and", "bool_or", "every", "string_agg", "array_agg", "jsonb_agg"),
@@ -25,23 +29,15 @@ FUNCTIONS = (
     *("jsonb_array_length", "jsonb_build_object", "cardinality"),
 )
 """That a query may call. None writes, waits, or reads anything but its arguments and the clock."""
-PLACEHOLDER = re.compile(r"%\((\w+)\)s")
 _NAMED = re.compile(r"(?:Column '|Unknown column: )([^'.]+)")
-
-
-class BadSql(Exception):
-    """The SQL is refused. Its arguments: the line, from 1 in the text, what is wrong, and a hint."""
 
 
 def views_of(
     text: str, views: Mapping[str, View], parameters: Sequence[Column], columns: Sequence[Column]
 ) -> tuple[View, ...]:
     """The views that the SQL names, by name. Raises BadSql for all but one select over views, with these names."""
-    from sqlglot import exp  # takes a tenth of a second
-
     tree = _select(text)
-    for refusal in _refusals(tree, views):
-        raise refusal
+    _require_allowed(tree, views)
     _check_parameters(text, tree, parameters)
     named = sorted({table.name for table in tree.find_all(exp.Table)} & {*views})
     _check_columns(tree, views, columns)
@@ -51,10 +47,6 @@ def views_of(
 
 
 def _select(text: str) -> exp.Query:
-    from sqlglot import exp, parse
-    from sqlglot.errors import ParseError, TokenError
-    from sqlglot.optimizer.normalize_identifiers import normalize_identifiers
-
     try:
         found = [one for one in parse(text, dialect="postgres") if one is not None]
     except (ParseError, TokenError) as error:
@@ -66,39 +58,36 @@ def _select(text: str) -> exp.Query:
     return normalize_identifiers(found[0], dialect="postgres")
 
 
-def _refusals(tree: exp.Query, views: Mapping[str, View]) -> Iterator[BadSql]:
-    from sqlglot import exp
-
+def _require_allowed(tree: exp.Query, views: Mapping[str, View]) -> None:
+    known = f"There are: {', '.join(sorted(views))}."
     writing, catalog = (exp.DML, exp.DDL, exp.Command, exp.Into, exp.Lock), (exp.ObjectIdentifier, exp.PseudoType)
     for node in tree.walk():
         line = _line(node)
         if isinstance(node, exp.CTE) and node.alias_or_name in views:
-            yield BadSql(line, f"'{node.alias_or_name}' can't be a name in `with`: a view has it.", "Choose another.")
-        elif isinstance(node, writing):
-            yield BadSql(
+            raise BadSql(line, f"'{node.alias_or_name}' can't be a name in `with`: a view has it.", "Choose another.")
+        if isinstance(node, writing):
+            raise BadSql(
                 line, "the SQL is more than a select.", "A query writes and locks nothing: no `into`, no `for update`."
             )
-        elif isinstance(node, exp.Table):
+        if isinstance(node, exp.Table):
             name = node.sql(dialect="postgres", comments=False).partition(" AS ")[0]
             if not isinstance(node.this, exp.Identifier) or node.db or not (node.name in views or _is_in_with(node)):
-                yield BadSql(line, f"{name} is not a view.", f"There are: {', '.join(sorted(views))}.")
+                raise BadSql(line, f"{name} is not a view.", known)
         elif isinstance(node, exp.Star) and not isinstance(node.parent, exp.Count):
-            yield BadSql(line, "the SQL has a `*`.", "Name the columns: a view may get more.")
+            raise BadSql(line, "the SQL has a `*`.", "Name the columns: a view may get more.")
         elif isinstance(node, exp.Parameter):
-            yield BadSql(line, f"{node.sql(dialect='postgres')} has no name.", "Write a parameter as `%(name)s`.")
+            raise BadSql(line, f"{node.sql(dialect='postgres')} has no name.", "Write a parameter as `%(name)s`.")
         elif isinstance(node, catalog) or (isinstance(node, exp.DataType) and node.this is exp.DType.USERDEFINED):
             name = node.sql(dialect="postgres").lower()
-            yield BadSql(line, f"the type {name} is not allowed.", "Use a type that a column can have.")
+            raise BadSql(line, f"the type {name} is not allowed.", "Use a type that a column can have.")
         elif isinstance(node, exp.Func) and not isinstance(node, _functions()[0]):
             name = node.sql(dialect="postgres", comments=False).partition("(")[0].strip('"').lower()
             if not (isinstance(node, exp.Anonymous) and name in _functions()[1]):
-                yield BadSql(line, f"the function {name} is not allowed.", f"Use {', '.join(FUNCTIONS)}.")
+                raise BadSql(line, f"the function {name} is not allowed.", f"Use {', '.join(FUNCTIONS)}.")
 
 
 def _is_in_with(table: exp.Table) -> bool:
     """Whether PostgreSQL takes the name for one of a `with`, in the place where it stands. Elsewhere it is a table."""
-    from sqlglot import exp
-
     node: exp.Expr = table
     while (above := node.parent) is not None:
         seen: list[exp.Expr] = []
@@ -115,8 +104,6 @@ def _is_in_with(table: exp.Table) -> bool:
 @cache
 def _functions() -> tuple[tuple[type[exp.Expression], ...], frozenset[str]]:
     """As the parser has them: the classes of those it knows, operators among them, and the names of others."""
-    from sqlglot import ErrorLevel, exp, parse_one
-
     made = [parse_one(f"{name}(a, b)", dialect="postgres", error_level=ErrorLevel.IGNORE) for name in FUNCTIONS]
     known = {type(one) for one in made if not isinstance(one, exp.Anonymous)}
     logic = (exp.And, exp.Or, exp.Cast, exp.Case, exp.If, exp.Array, exp.Exists, exp.CurrentDate, exp.Collate, exp.Pow)
@@ -125,26 +112,22 @@ def _functions() -> tuple[tuple[type[exp.Expression], ...], frozenset[str]]:
 
 
 def _check_parameters(text: str, tree: exp.Query, parameters: Sequence[Column]) -> None:
-    from sqlglot import exp
-
-    declared, found = [one.name for one in parameters], [one.name for one in tree.find_all(exp.Placeholder)]
-    if len(PLACEHOLDER.findall(text)) != len(found) or "" in found:
+    declared, found = {one.name for one in parameters}, [*tree.find_all(exp.Placeholder)]
+    if len(PLACEHOLDER.findall(text)) != len(found) or not all(one.name for one in found):
         raise BadSql(1, "a parameter stands in quotes or in a comment.", "Write `%(name)s` by itself.")
-    if unknown := [name for name in found if name not in declared]:
-        line = next(_line(one) for one in tree.find_all(exp.Placeholder) if one.name == unknown[0])
-        raise BadSql(line, f"Parameters has no '{unknown[0]}'.", f"Add `{unknown[0]}: int` to the class Parameters.")
-    if unused := [name for name in declared if name not in found]:
-        raise BadSql(1, f"the SQL has no `%({unused[0]})s`.", f"Use the parameter, or remove '{unused[0]}'.")
+    for one in found:
+        if one.name not in declared:
+            raise BadSql(
+                _line(one), f"Parameters has no '{one.name}'.", f"Add `{one.name}: int` to the class Parameters."
+            )
+    for name in declared - {one.name for one in found}:
+        raise BadSql(1, f"the SQL has no `%({name})s`.", f"Use the parameter, or remove '{name}'.")
 
 
 def _check_columns(tree: exp.Query, views: Mapping[str, View], columns: Sequence[Column]) -> None:
     """That each column exists, and that the select gives those of the row, in their order."""
-    from sqlglot import exp
-    from sqlglot.errors import OptimizeError, SchemaError
-    from sqlglot.optimizer.qualify import qualify
-
     schema: dict[str, object] = {
-        name: {column.name: column.type.sql_name for column in view.columns} for name, view in views.items()
+        name: {one.name: one.type.sql_name for one in view.columns} for name, view in views.items()
     }
     given, declared = tree.named_selects, [column.name for column in columns]
     if given != declared:
@@ -160,13 +143,6 @@ def _check_columns(tree: exp.Query, views: Mapping[str, View], columns: Sequence
         raise BadSql(lines[0] if lines else 1, what, "Name a column that a view declares, as `view.column`.") from error
     if whole := checked.find(exp.TableColumn):
         raise BadSql(_line(whole), f"{whole.name} is a whole row.", "Name its columns: a view may get more.")
-
-
-def is_of(sql_type: str, column: Column) -> bool:
-    """Whether a value of PostgreSQL's type may be one of the column: whole numbers may also be sums, which are numeric."""
-    wanted = column.type.sql_name
-    also = {"int8": ("int2", "int4", "numeric"), "numeric": ("int2", "int4", "int8"), "text": ("varchar",)}
-    return sql_type == wanted or sql_type in also.get(wanted, ())
 
 
 def _line(node: exp.Expr) -> int:

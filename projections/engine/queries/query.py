@@ -18,7 +18,6 @@ from typing import Any
 
 import projections
 from infra.errors import SamefoldError
-from projections.engine.queries.checked import BadSql, views_of
 from projections.engine.views.column_types import BadRow
 from projections.engine.views.columns import BadView, Column, Role, columns_of
 from projections.engine.views.core_views import all_views
@@ -26,13 +25,17 @@ from projections.engine.views.view import NAME, RESERVED, View
 
 OWN = ("after", "limit")
 """Parameters that every query has."""
-_EXAMPLE = "Write it as docs/queries.md shows."
+PLACEHOLDER = re.compile(r"%\((\w+)\)s")
 
 
 class BadQuery(SamefoldError):
     """A query of `projections/queries/` is not valid, or its rows are not of the types that it declares."""
 
     is_defect = True
+
+
+class BadSql(Exception):
+    """The SQL is refused. Its arguments: the line, from 1 in the text, what is wrong, and a hint."""
 
 
 class QueryFailed(SamefoldError):
@@ -70,6 +73,8 @@ def discover() -> dict[str, Query]:
 
 def query_of(module: ModuleType, views: Mapping[str, View]) -> Query:
     """The query over these views that a module declares. Raises BadQuery."""
+    from projections.engine.queries.checked import views_of
+
     name = module.__name__.rpartition(".")[2]
     file = f"projections/queries/{name}.py"
     if not NAME.fullmatch(name) or RESERVED.fullmatch(name) or name in views:
@@ -80,16 +85,17 @@ def query_of(module: ModuleType, views: Mapping[str, View]) -> Query:
     declared = module.__dict__.get("Parameters")
     parameters = _columns(file, name, declared) if declared is not None else ()
     for one in parameters:
-        if one.name in OWN:
-            raise BadQuery(f"{file}: '{one.name}' is a parameter of every query.", "Give your parameter another name.")
-        if not one.type.is_filterable:
+        if one.name in OWN or not one.type.is_filterable:
+            what = (
+                "is a parameter of every query" if one.name in OWN else f"is a {one.scalar}, which no parameter can be"
+            )
             raise BadQuery(
-                f"{file}: parameter '{one.name}' is a {one.scalar}.", "Use a type without parts, such as str."
+                f"{file}: '{one.name}' {what}.", "Give your parameter another name, or a type without parts."
             )
     columns = _columns(file, name, _row(file, module))
     text = module.__dict__.get("SQL")
     if not isinstance(text, str):
-        raise BadQuery(f"{file} has no text SQL.", _EXAMPLE)
+        raise BadQuery(f"{file} has no text SQL.", "Write it as docs/queries.md shows.")
     try:
         named = views_of(text, {view.name: view for view in views.values() if not view.is_system}, parameters, columns)
     except BadSql as error:

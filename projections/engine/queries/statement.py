@@ -19,8 +19,7 @@ from psycopg.types import TypesRegistry
 from domain.engine.personal.tokens import may_hold
 from domain.engine.value_limits import LARGEST_INT, SMALLEST_INT
 from infra.access import Rows
-from projections.engine.queries.checked import PLACEHOLDER, is_of
-from projections.engine.queries.query import BadQuery, Query
+from projections.engine.queries.query import PLACEHOLDER, BadQuery, Query
 from projections.engine.views.column_types import BadRow, Scalar
 from projections.engine.views.columns import Column
 from projections.engine.views.nested_types import Nested
@@ -44,16 +43,13 @@ select json_build_array(
      select topic_id, partition, min(next_offset) as next_offset from positions
       where topic = %(_topic)s and agent in (select agent from _live) group by topic_id, partition
      having count(*) = (select count(distinct agent) from _live)) p),
-  {parked},
+  case when %(_all)s then (select count(*) from (
+    select distinct stream from parked where table_name in (select table_name from _live) limit {most_parked}) k) end,
   (select json_agg(json_build_array(f.number, f.shown) order by f.number) from (
      select row_number() over () as number, row_to_json(_row) as shown
        from (select {shown} from ({sql}) q{where} limit %(_most)s) _row) f))::text
 """)
 """A partition's position is the one that all agents of its views have reached."""
-_PARKED = sql.SQL(
-    "(select count(*) from (select distinct stream from parked where table_name in (select table_name from _live) "  # noqa: S608
-    f"limit {MOST_PARKED}) k)"
-)
 _DESCRIBED = sql.SQL("with {views} select * from ({sql}) q limit 0")
 
 
@@ -76,7 +72,7 @@ def statement(
     query: Query, tables: Mapping[str, str], topic: str, values: Mapping[str, Any], most: int, only: Rows | None
 ) -> tuple[bytes, dict[str, Any]]:
     """The statement over these tables, by view, and its parameters. With `only`, no other rows exist. Raises BadAccess."""
-    own = {"_views": list(tables), "_topic": topic, "_most": most}
+    own = {"_views": list(tables), "_topic": topic, "_most": most, "_all": only is None}
     allowed = {f"_{place}": value for place, value in enumerate(allowed_values(query, only) if only else ())}
     return _statement(query, tuple(tables.items()), only.shape if only else ()), {**values, **own, **allowed}
 
@@ -87,17 +83,20 @@ def described(query: Query, tables: Mapping[str, str]) -> tuple[bytes, dict[str,
     return text.as_bytes(), {one.name: None for one in query.parameters}
 
 
+_ALSO = {"int8": ("int2", "int4", "numeric"), "numeric": ("int2", "int4", "int8"), "text": ("varchar",)}
+"""Whole numbers may also be sums, which are numeric."""
+
+
 def require_types(query: Query, found: Sequence[psycopg.Column] | None, types: TypesRegistry) -> None:
     """`found` is the description of what `described` returned. Raises BadQuery."""
     for one, column in zip(found or (), query.columns, strict=True):
         known = types.get(one.type_code)
         # the types of arrays are known by the same entry
         sql_type = known.name if known and known.oid == one.type_code else "an array, or another type"
-        if not is_of(sql_type, column):
+        wanted = column.type.sql_name
+        if sql_type not in (wanted, *_ALSO.get(wanted, ())):
             what = f"column '{column.name}' is declared as {column.scalar}, and the SQL gives {sql_type}."
-            raise BadQuery(
-                f"{query.file}: {what}", f"Cast it to {column.type.sql_name}, or declare its type in the row."
-            )
+            raise BadQuery(f"{query.file}: {what}", f"Cast it to {wanted}, or declare its type in the row.")
 
 
 def answer(query: Query, value: str) -> Answer:
@@ -133,7 +132,7 @@ def _statement(query: Query, tables: tuple[tuple[str, str], ...], shape: Shape) 
     shown = (sql.SQL("{} as {}").format(_shown(one), sql.Identifier(one.name)) for one in query.columns)
     text = _STATEMENT.format(
         views=_views(query, tables),
-        parked=sql.SQL("null") if shape else _PARKED,
+        most_parked=sql.Literal(MOST_PARKED),
         shown=listed(shown),
         sql=_sql(query),
         where=sql.SQL(" where ({})").format(allowed) if shape else sql.SQL(""),
