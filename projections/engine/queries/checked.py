@@ -1,7 +1,6 @@
 """Checks the SQL of a query against the views that are declared, without a database.
 
-What the parser can't know, such as the type of an expression, PostgreSQL says: `statement.require_types`. Only who has a query
-imports this: the parser takes a tenth of a second.
+What the parser can't know, such as the type of an expression, PostgreSQL says: `statement.require_types`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from sqlglot.errors import OptimizeError, ParseError, SchemaError, TokenError
 from sqlglot.optimizer.normalize_identifiers import normalize_identifiers
 from sqlglot.optimizer.qualify import qualify
 
-from projections.engine.queries.query import PLACEHOLDER, BadSql
 from projections.engine.views.columns import Column
 from projections.engine.views.view import View
 
@@ -29,7 +27,12 @@ FUNCTIONS = (
     *("jsonb_array_length", "jsonb_build_object", "cardinality"),
 )
 """That a query may call. None writes, waits, or reads anything but its arguments and the clock."""
+PLACEHOLDER = re.compile(r"%\((\w+)\)s")
 _NAMED = re.compile(r"(?:Column '|Unknown column: )([^'.]+)")
+
+
+class BadSql(Exception):
+    """The SQL is refused. Its arguments: the line, from 1 in the text, what is wrong, and a hint."""
 
 
 def views_of(

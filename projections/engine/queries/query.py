@@ -18,6 +18,7 @@ from typing import Any
 
 import projections
 from infra.errors import SamefoldError
+from projections.engine.queries.checked import BadSql, views_of
 from projections.engine.views.column_types import BadRow
 from projections.engine.views.columns import BadView, Column, Role, columns_of
 from projections.engine.views.core_views import all_views
@@ -25,17 +26,12 @@ from projections.engine.views.view import NAME, RESERVED, View
 
 OWN = ("after", "limit")
 """Parameters that every query has."""
-PLACEHOLDER = re.compile(r"%\((\w+)\)s")
 
 
 class BadQuery(SamefoldError):
     """A query of `projections/queries/` is not valid, or its rows are not of the types that it declares."""
 
     is_defect = True
-
-
-class BadSql(Exception):
-    """The SQL is refused. Its arguments: the line, from 1 in the text, what is wrong, and a hint."""
 
 
 class QueryFailed(SamefoldError):
@@ -73,8 +69,6 @@ def discover() -> dict[str, Query]:
 
 def query_of(module: ModuleType, views: Mapping[str, View]) -> Query:
     """The query over these views that a module declares. Raises BadQuery."""
-    from projections.engine.queries.checked import views_of
-
     name = module.__name__.rpartition(".")[2]
     file = f"projections/queries/{name}.py"
     if not NAME.fullmatch(name) or RESERVED.fullmatch(name) or name in views:

@@ -19,7 +19,8 @@ from psycopg.types import TypesRegistry
 from domain.engine.personal.tokens import may_hold
 from domain.engine.value_limits import LARGEST_INT, SMALLEST_INT
 from infra.access import Rows
-from projections.engine.queries.query import PLACEHOLDER, BadQuery, Query
+from projections.engine.queries.checked import PLACEHOLDER
+from projections.engine.queries.query import BadQuery, Query
 from projections.engine.views.column_types import BadRow, Scalar
 from projections.engine.views.columns import Column
 from projections.engine.views.nested_types import Nested
