@@ -261,8 +261,13 @@ async def _page(view: View, request: Request) -> Response:
     is_search = missing is not None and not await views.is_small(view)
     if is_search and not asked.may_search:
         raise NO_INDEX(_unserved(view, page, only), hint=_remedy(view, missing or ()), view=view.name)
-    async with services.searching(subject) if is_search else nullcontext():
-        found = await found_by(view, request, lambda: views.page(view, page, only))
+
+    async def read() -> Found:
+        """Who waits for a position is no search meanwhile."""
+        async with services.searching(subject) if is_search else nullcontext():
+            return await views.page(view, page, only)
+
+    found = await found_by(view, request, read)
     rows, next_page = (await views.shown(found))[:most], None
     if len(found.rows) > most:
         # the values as they are stored: so the table is ordered, and addresses end up in logs

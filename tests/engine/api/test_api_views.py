@@ -146,6 +146,22 @@ def test_lists_that_no_key_leads_to_leave_room_for_others(
     assert get(api, "/views/balances").status_code == 200
 
 
+def test_a_search_that_waits_for_a_position_leaves_its_place_to_others(
+    api: Api, shared_world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folded(shared_world, open_account("places"))
+    monkeypatch.setattr(api.services, "searches", searches := Slots(1, TOO_MANY_SEARCHES, wait_s=DEADLINE_S))
+    monkeypatch.setattr(api.services.views, "small_view", 0)
+    topic = topics.describe(shared_world, shared_world.events_topic)
+    ahead = Token.of(topic.id, {0: topic.end[0] + 1})
+    path = "/views/balances?transactions=0&if-unindexed=search"
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(get, api, f"{path}&after={ahead}", Prefer="wait=3")
+        until(lambda: len(api.services.positions) == 1 and searches.taken == 0, "one waits, and has no place")
+        assert get(api, path).status_code == 200
+        problem(waits.result(), 503, "position-not-reached")
+
+
 def test_searches_of_one_caller_leave_room_for_those_of_others(
     world: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
