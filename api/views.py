@@ -310,9 +310,8 @@ async def _live(view: View, request: Request) -> Response:
 
 
 async def _live_list(view: View, request: Request) -> Response:
-    [first, *others] = view.key
-    if not others and first.scalar is Scalar.STR and not _takes_events(request):
-        request.scope["path_params"] = {first.name: "live"}
+    if _means_row(view, request):
+        request.scope["path_params"] = {view.key[0].name: "live"}
         return await _row(view, request)
     only, caller = rows_for(request, view), caller_of(request)
     page = question_of(view, request, caller.subject if caller else "", OF_LISTS).page
@@ -323,10 +322,12 @@ async def _live_list(view: View, request: Request) -> Response:
     return await _watched(view, request, ListFeed, Listed(only, page), ListWatcher)
 
 
-def _takes_events(request: Request) -> bool:
-    """Whether the request's `Accept` allows an event stream: else a text key `live` is meant."""
-    accepted = request.headers.get("Accept", "*/*").lower()
-    return any(kind in accepted for kind in (EventStream.media_type, "text/*", "*/*"))
+def _means_row(view: View, request: Request) -> bool:
+    """Whether the path may mean the row whose key is the text `live`, and neither `Accept` nor the question says otherwise."""
+    [first, *others] = view.key
+    if others or first.scalar is not Scalar.STR or EventStream.media_type in request.headers.get("Accept", "").lower():
+        return False
+    return request.query_params.keys() <= {"after", IF_STOPPED}
 
 
 async def _watched(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from textwrap import indent
 
-from proofs.one_fold.values import COLUMNS, KEYS, PLACED, STATES, TYPES, Type
+from proofs.one_fold.values import COLUMNS, KEYS, PLACED, STATES, TYPES, WHOLE, Type
 
 KINDS = {"e": "entity", "k": "entity with keys", "j": "journal", "d": "journal with keys", "s": "summary"}
 ACTS = ("set", "fold", "keep", "gone", "word", "raise", "stray", "alien")
@@ -101,7 +101,7 @@ def _view(chance: random.Random, letter: str, turn: Turn) -> ViewSpec:
         columns = [Column(f"c{n}", chance.choice(sorted(TYPES[role])), role) for n, role in enumerate(roles)]
         more = random.Random(repr(columns))
         columns += [
-            Column(f"p{n}", more.choice(sorted(COLUMNS)), more.choice(PLACED), more.random() < 0.6)
+            Column(f"p{n}", more.choice(sorted(WHOLE)), more.choice(PLACED), more.random() < 0.6)
             for n in range(more.randrange(3))
         ]
     else:

@@ -294,7 +294,9 @@ SUMS = {
 EXTREMES = {name: COLUMNS[name] for name in ("int", "Decimal", "date", "datetime")}
 PLACED = ("Latest", "First")
 """The roles whose values come from one place in the log."""
-TYPES = {"": COLUMNS, "Key": KEYS, "Sum": SUMS, "Min": EXTREMES, "Max": EXTREMES, **dict.fromkeys(PLACED, COLUMNS)}
+WHOLE = {name: one for name, one in COLUMNS.items() if not isinstance(one.good[0], (list, tuple, dict, Parcel))}
+"""Without parts."""
+TYPES = {"": COLUMNS, "Key": KEYS, "Sum": SUMS, "Min": EXTREMES, "Max": EXTREMES, **dict.fromkeys(PLACED, WHOLE)}
 """By a column's role and its type's name."""
 
 STATES = {

@@ -105,8 +105,10 @@ def _as_meant(case: Case[Any]) -> None:
     if "Idempotency-Key" in case.headers:
         case.headers["Idempotency-Key"] = f'"{next(_keys)}"'
     case.query.pop("cursor", None)
-    if isinstance(sort := case.query.get("sort"), list):  # a column comes once, whatever its direction
-        case.query["sort"] = list({name.removeprefix("-"): name for name in sort}.values())
+    if sort := case.query.get("sort"):  # as a list, or with commas already
+        names = sort if isinstance(sort, list) else str(sort).split(",")
+        once = {name.removeprefix("-"): name for name in names}.values()
+        case.query["sort"] = list(once) if isinstance(sort, list) else ",".join(once)
     if isinstance(case.body, dict):
         case.body = {name: _whole(value) for name, value in case.body.items()}
 

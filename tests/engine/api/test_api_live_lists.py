@@ -259,7 +259,7 @@ def test_what_no_index_serves_is_no_live_list(
         pass
     monkeypatch.setattr(api.services.views, "small_view", 0)
     problem(get(api, "/views/balances/live?transactions=0"), 422, "no-index")
-    for unknown in ("cursor=a", "count=true", "if-unindexed=search", "after=1"):
+    for unknown in ("cursor=a", "count=true", "if-unindexed=search"):
         problem(get(api, f"/views/balances/live?{unknown}"), 422, "invalid")
 
 
@@ -287,9 +287,11 @@ def test_a_question_that_takes_too_long_ends_its_streams_and_no_others(
 
 def test_a_row_whose_key_is_the_word_has_its_path(api: Api, shared_world: Settings) -> None:
     folded(shared_world, open_account("live"))
-    found = get(api, "/views/balances/live", Accept="application/json").json()
+    found = get(api, "/views/balances/live").json()
     assert found["row"]["account"] == "live"
     with subscribed(api, "/views/balances/live/live") as live:
         assert live.next().data["row"] == found["row"]
     with subscribed(api, "/views/balances/live?account=live") as live:
         assert live.next().data["items"] == [found["row"]]
+    with subscribed(api, "/views/balances/live", Accept="text/event-stream") as live:
+        assert found["row"] in live.next().data["items"]
