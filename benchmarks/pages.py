@@ -105,7 +105,7 @@ def run(bench: Bench) -> Result:
 
 
 def _sample(contender: str, case: str, number: int, times_ms: list[float]) -> Sample:
-    p50, p99 = (percentile(times_ms, share) for share in (0.5, 0.99))
+    p50, p99 = (percentile(times_ms, share) for share in (50, 99))
     return Sample(contender, case, number, p50, len(times_ms), sum(times_ms) / 1000, {}, {"p50_ms": p50, "p99_ms": p99})
 
 
