@@ -192,9 +192,9 @@ def _column(view: str, name: str, hint: Any) -> Column:
             "Use lower case letters, digits and underscores, a letter first, at most 60 characters, and none of PostgreSQL's own: "
             f"{', '.join(sorted(_SYSTEM_COLUMNS))}.",
         )
-    role, _ = _unwrap(hint)
+    role, plain = _unwrap(hint)
     try:
-        column = dataclasses.replace(_typed(name, hint, name), role=role)
+        column = dataclasses.replace(_typed(name, plain, name), role=role)
     except NotExact as error:
         raise BadView(
             f"View '{view}': column '{name}' has the type {hint}, which no column can store: {error}", error.hint
@@ -225,11 +225,17 @@ _OF_MANY: dict[Any, Scalar] = {list: Scalar.LIST, tuple: Scalar.TUPLE, dict: Sca
 
 def _typed(name: str, hint: Any, path: str, within: tuple[type, ...] = ()) -> Column:
     """A column of this type, or a part of one at the path. Raises NotExact."""
-    _, plain = _unwrap(hint)
+    role, plain = _unwrap(hint)
     members = get_args(plain) if get_origin(plain) in (Union, UnionType) else (plain,)
     present = [member for member in members if member is not NoneType]
     optional = len(present) < len(members)
-    _, plain = _unwrap(present[0]) if len(present) == 1 else (None, None)
+    inner, plain = _unwrap(present[0]) if len(present) == 1 else (role, None)
+    if {role, inner} != {Role.PLAIN}:
+        raise NotExact(
+            path,
+            "has the mark of a column inside.",
+            "Write it around the column's whole type, such as `Latest[int | None]`.",
+        )
     scalar, enum = _scalar(plain)
     if scalar is not None:
         return Column(name, scalar, optional, enum=enum)

@@ -374,6 +374,7 @@ def test_the_parts_belong_to_a_columns_shape() -> None:
         ("dict[str, list[Level]]", "cents[][] is <enum 'Level'>."),
         ("Key[list[int]]", "is a key of list"),
         ("Key[float]", "is a key of float"),
+        ("list[Sum[int]]", "cents[] has the mark of a column inside. Write it around the column's whole type"),
     ],
 )
 def test_a_part_that_no_column_can_store_is_named(kind: str, told: str) -> None:

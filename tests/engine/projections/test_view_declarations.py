@@ -110,7 +110,11 @@ BAD = {
     "latest in an entity": (with_cents("cents: Latest[int]"), "only a summary"),
     "latest of what no column can store": (with_cents("cents: First[int | str]", SUMMARY), "no column can store"),
     "maximum of nothing": (with_cents("cents: Max[int | None]", SUMMARY), "can't be None"),
-    "a latest, nullable from without": (with_cents("cents: Latest[int] | None", SUMMARY), "how it combines"),
+    "a latest, nullable from without": (
+        with_cents("cents: Latest[int] | None", SUMMARY),
+        "has the mark of a column",
+    ),
+    "a sum, nullable from without, in an entity": (with_cents("cents: Sum[int] | None"), "has the mark of a column"),
     "places take room, too": (
         with_cents("\n        ".join(f"c{n}: Latest[int]" for n in range(125)), SUMMARY),
         "too many",
