@@ -64,8 +64,9 @@ _COUNT = f"Whether the answer has the number of rows with these filters: exact u
 _SEARCH = "Search the whole table where it is large and no index serves the question, instead of 422."
 _ROWS = {"type": "integer", "minimum": 1, "maximum": MOST_ROWS, "default": FEW_ROWS}
 LIMIT = parameter("query", "limit", "How many rows.", _ROWS)
+CURSOR = parameter("query", "cursor", "Where the page before ended; it is part of `next`.", {"type": "string"})
 _PAGE = (
     parameter("query", "count", _COUNT, {"type": "boolean", "default": False}),
     parameter("query", IF_UNINDEXED, _SEARCH, {"type": "string", "enum": [SEARCH]}),
-    parameter("query", "cursor", "Where the page before ended; it is part of `next`.", {"type": "string"}),
+    CURSOR,
 )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
-import msgspec
 from fastapi import Request
 
-from api.problems import callers_fault, invalid, kind
+from api.cursors import named, place_of
+from api.problems import callers_fault, invalid
 from api.requests import refuse_unknown, segment
 from api.view_reader import Values
 from projections.engine.views.column_types import Scalar
@@ -19,7 +18,7 @@ from projections.engine.views.columns import BadValue, Column, value_of
 from projections.engine.views.indexes import Order, Part
 from projections.engine.views.pages import Filter, Op, Page, operators_of, order_of
 from projections.engine.views.token import BadToken, OtherLog, Token
-from projections.engine.views.view import View, fingerprint
+from projections.engine.views.view import View
 
 MOST_ROWS = 1_000
 FEW_ROWS = 100
@@ -36,7 +35,6 @@ OF_LISTS = ("limit", "sort", "fields")
 """Those of a live list."""
 
 
-BAD_CURSOR = kind(422, "bad-cursor", "The cursor is invalid, or of another query.")
 BAD_TOKEN = callers_fault(BadToken, 422, "The position token is invalid.")
 OTHER_LOG = callers_fault(OtherLog, 409, "The position token is of another log.")
 callers_fault(BadValue, 422, "A text is no value of a view's column.")
@@ -50,18 +48,8 @@ class Question(NamedTuple):
     """Also where no index serves it."""
     bound: Mapping[str, str]
     """What its cursors are bound to."""
-    rest: list[tuple[str, str]]
-    """The parameters that the next page has too."""
-
-    def cursor_behind(self, place: Sequence[str | None]) -> str:
-        """The cursor of the page behind the row with these values of the order's columns."""
-        made = msgspec.json.encode(_Place(list(self.bound.values()), list(place)))
-        return base64.urlsafe_b64encode(made).rstrip(b"=").decode()
-
-
-class _Place(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    bound: list[str]
-    values: list[str | None]
+    given: Mapping[str, str]
+    """All parameters."""
 
 
 def key_of(view: View, request: Request) -> Values:
@@ -116,21 +104,20 @@ def question_of(view: View, request: Request, caller: str, others: Collection[st
     order = order_of(view, found.get("sort", ()))
     asked = [part for name in sorted(found.keys() & filters) for part in (name, given[name])]
     bound = {
-        "view or release": _name([view.name, view.shape]),
-        "filters": _name(asked),
-        "sort": _name(map(str, order)),
-        "caller": _name([caller]),
+        "view or release": named([view.name, view.shape]),
+        "filters": named(asked),
+        "sort": named(map(str, order)),
+        "caller": named([caller]),
     }
     page = Page(
         filters=tuple(found[name] for name in filters if name in found),
         order=order,
         most=found.get("limit", FEW_ROWS) + 1,
-        after=_after(order, given["cursor"], bound) if "cursor" in given else None,
+        after=place_of(given["cursor"], bound, partial(_after, order)) if "cursor" in given else None,
         shown=found.get("fields"),
         is_counted=found.get("count") == "true",
     )
-    rest = [(name, text) for name, text in given.items() if name not in ("cursor", "after")]
-    return Question(page, IF_UNINDEXED in found, bound, rest)
+    return Question(page, IF_UNINDEXED in found, bound, given)
 
 
 # Each of these parses a parameter. They raise ValueError, whose message does not quote the text, or BadValue.
@@ -188,20 +175,9 @@ def _filter(column: Column, op: Op, text: str) -> Filter:
             return Filter(column, op, value_of(column, text))
 
 
-def _after(order: Order, cursor: str, bound: Mapping[str, str]) -> Values:
-    """The values that a cursor was made with. Raises Problem 422."""
-    try:
-        place = msgspec.json.decode(
-            base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True), type=_Place
-        )
-        others = [what for (what, name), own in zip(bound.items(), place.bound, strict=True) if own != name]
-        if not others:
-            parts = zip(order, place.values, strict=True)
-            return tuple(_place_value(part.column, text) for part, text in parts)
-        detail = f"The cursor is of another query: of another {' and another '.join(others)}."
-    except (ValueError, msgspec.DecodeError, BadValue):
-        detail = "The cursor is none that an answer gave."
-    raise BAD_CURSOR(detail, hint="Use an answer's `next` unchanged, or start without a cursor.")
+def _after(order: Order, values: Sequence[str | None]) -> Values:
+    """The values of an order's columns that a cursor has. Raises ValueError, BadValue."""
+    return tuple(_place_value(part.column, text) for part, text in zip(order, values, strict=True))
 
 
 def _place_value(column: Column, text: str | None) -> Any:
@@ -210,10 +186,6 @@ def _place_value(column: Column, text: str | None) -> Any:
     if not column.optional:
         raise ValueError
     return None
-
-
-def _name(parts: Iterable[str]) -> str:
-    return fingerprint(msgspec.json.encode(list(parts)).decode())[:8]
 
 
 def is_nullable(column: Column) -> bool:

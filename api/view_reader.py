@@ -30,7 +30,7 @@ from projections.engine.live.lag import VIEWS
 from projections.engine.live.startup import HOW_IT_GOES_LIVE
 from projections.engine.queries.query import BadQuery, QueryFailed
 from projections.engine.queries.query import Query as AuthorQuery
-from projections.engine.queries.statement import Answer, answer, described, require_types, statement
+from projections.engine.queries.statement import Answer, Behind, answer, described, require_types, statement
 from projections.engine.views import queries
 from projections.engine.views.pages import Page, page_query
 from projections.engine.views.queries import Found, Query, Shape
@@ -140,7 +140,12 @@ class ViewReader:
         return rows <= self.small_view
 
     async def answer(
-        self, query: AuthorQuery, values: Mapping[str, Any], most: int, only: Rows | None = None
+        self,
+        query: AuthorQuery,
+        values: Mapping[str, Any],
+        most: int,
+        only: Rows | None = None,
+        behind: Behind | None = None,
     ) -> Answer:
         """The first `most` rows of a query of the author's. Raises BadQuery, QueryFailed, ViewNotLive, DatabaseUnavailable, …"""
         views, tables = query.views, dict[str, str]()
@@ -154,7 +159,7 @@ class ViewReader:
                             cursor = await connection.execute(*described(query, tables))
                             require_types(query, cursor.description, connection.adapters.types)
                             self._described.add(query.name)
-                        asked = statement(query, tables, self._topic, values, most, only)
+                        asked = statement(query, tables, self._topic, values, most, only, behind)
                         [value] = await (await connection.execute(*asked)).fetchone() or ("",)
                 except errors.UndefinedTable:
                     if tables == before:

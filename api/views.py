@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Annotated, Any, NotRequired, TypeVar
-from urllib.parse import urlencode
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -17,6 +16,7 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from api import openapi
+from api.cursors import BAD_CURSOR, next_path
 from api.door import caller_of, valid_for_s
 from api.feeds import EventStream, Feed, Watcher
 from api.live_lists import Listed, ListFeed, ListWatcher
@@ -28,7 +28,6 @@ from api.requests import BAD_SEGMENT, path_of, preferences, refuse_unknown, sing
 from api.services import LONGEST_QUERY_MS, TOO_MANY_SEARCHES, TOO_MANY_SUBSCRIBERS, Services, services_of
 from api.view_parameters import parameters_of
 from api.view_questions import (
-    BAD_CURSOR,
     BAD_TOKEN,
     IF_STOPPED,
     IF_UNINDEXED,
@@ -105,9 +104,8 @@ def _add(router: APIRouter, view: View) -> None:
     row = TypedDict(f"{title}Row", columns)  # type: ignore[misc]
     parked = {} if view.tells_stream else {"parked": Parked}
     answer = TypedDict(f"{title}Answer", {"row": row, "position": Position, **parked})  # type: ignore[misc]
-    next_ = Annotated[str | None, Field(description="The path of the next page, null on the last.")]
     counted = {"count": Count, "count_is_exact": bool}
-    others = {"next": next_, "position": Position, "parked": Parked} | {
+    others = {"next": NEXT, "position": Position, "parked": Parked} | {
         name: NotRequired[kind] for name, kind in counted.items()
     }
     page = TypedDict(f"{title}Page", {"items": list[row], **others})  # type: ignore[misc]
@@ -271,8 +269,7 @@ async def _page(view: View, request: Request) -> Response:
     rows, next_page = (await views.shown(found))[:most], None
     if len(found.rows) > most:
         # the values as they are stored: so the table is ordered, and addresses end up in logs
-        cursor = asked.cursor_behind(found.rows[most - 1].place or ())
-        next_page = f"{path_of('views', view.name)}?{urlencode([*asked.rest, ('cursor', cursor)])}"
+        next_page = next_path(path_of("views", view.name), asked.given, asked.bound, found.rows[most - 1].place or ())
     at = _as_of(found)
     counted: dict[str, Any] = {}
     if found.counted is not None:
@@ -411,6 +408,9 @@ class ViewDescription(TypedDict):
 Count = Annotated[
     int, Field(ge=0, le=MOST_COUNTED, description="Rows with these filters, where `count=true` asks for it")
 ]
+
+
+NEXT = Annotated[str | None, Field(description="The path of the next page, null on the last.")]
 
 
 class ViewList(TypedDict):

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from sqlglot import ErrorLevel, exp, parse, parse_one
+from sqlglot import ErrorLevel, TokenType, exp, parse, parse_one, tokenize
 from sqlglot.errors import OptimizeError, ParseError, SchemaError, TokenError
 from sqlglot.optimizer.normalize_identifiers import normalize_identifiers
 from sqlglot.optimizer.qualify import qualify
 
 from projections.engine.views.columns import Column
+from projections.engine.views.indexes import Order, Part
 from projections.engine.views.view import View
 
 FUNCTIONS = (
@@ -35,10 +36,15 @@ class BadSql(Exception):
     """The SQL is refused. Its arguments: the line, from 1 in the text, what is wrong, and a hint."""
 
 
-def views_of(
+def checked(
     text: str, views: Mapping[str, View], parameters: Sequence[Column], columns: Sequence[Column]
-) -> tuple[View, ...]:
-    """The views that the SQL names, by name. Raises BadSql for all but one select over views, with these names."""
+) -> tuple[tuple[View, ...], Order, str]:
+    """The views that the SQL names, by name, the order of all rows, and what the SQL lacks of it at its end.
+
+    The order is empty where pages can't go on in the order of the SQL.
+
+    Raises BadSql for all but one select over views, with these names.
+    """
     tree = _select(text)
     _require_allowed(tree, views)
     _check_parameters(text, tree, parameters)
@@ -46,7 +52,10 @@ def views_of(
     _check_columns(tree, views, columns)
     if not named:
         raise BadSql(1, "the SQL names no view.", f"There are: {', '.join(sorted(views))}.")
-    return tuple(views[name] for name in named)
+    order = _order(text, tree, columns)
+    rest = ", ".join(f'"{part.column.name}"{" desc" if part.descending else ""}' for part in order)
+    begin = "," if tree.args.get("order") else "order by"
+    return tuple(views[name] for name in named), order, f"\n{begin} {rest}" if order else ""
 
 
 def _select(text: str) -> exp.Query:
@@ -146,6 +155,39 @@ def _check_columns(tree: exp.Query, views: Mapping[str, View], columns: Sequence
         raise BadSql(lines[0] if lines else 1, what, "Name a column that a view declares, as `view.column`.") from error
     if whole := checked.find(exp.TableColumn):
         raise BadSql(_line(whole), f"{whole.name} is a whole row.", "Name its columns: a view may get more.")
+
+
+def _order(text: str, tree: exp.Query, columns: Sequence[Column]) -> Order:
+    """The columns that the SQL sorts by, with the others behind them: so they are an order of all rows that are not equal.
+
+    Empty where it sorts by what is no column of the rows, or does not end with `order by`, so that no column can be added.
+    """
+    by_name, found = {column.name: Part(column) for column in columns}, dict[str, Part]()
+    terms = tree.args["order"].expressions if tree.args.get("order") else []
+    tokens = [one.token_type for one in tokenize(text, dialect="postgres")]
+    sorting = [at for at, kind in enumerate(tokens) if kind is TokenType.ORDER_BY and not _depth(tokens[:at])]
+    if isinstance(tree, exp.Subquery) or any(map(tree.args.get, ("limit", "offset"))) or len(sorting) != bool(terms):
+        return ()
+    for term in terms:
+        descending, name = bool(term.args.get("desc")), _selected(term.this, tree)
+        if name is None or term.args.get("with_fill") or bool(term.args.get("nulls_first")) is not descending:
+            return ()
+        found.setdefault(name, Part(by_name[name].column, descending))
+    return tuple((found | {name: one for name, one in by_name.items() if name not in found}).values())
+
+
+def _depth(tokens: Sequence[TokenType]) -> int:
+    return tokens.count(TokenType.L_PAREN) - tokens.count(TokenType.R_PAREN)
+
+
+def _selected(term: exp.Expr, tree: exp.Query) -> str | None:
+    """The column of the select that an `order by` names: by its name, its number, or as the same expression."""
+    names = tree.named_selects
+    if isinstance(term, exp.Literal) and term.is_int:
+        return next(iter(names[int(term.this) - 1 : int(term.this)]), None)
+    if isinstance(term, exp.Column) and not term.table and term.name in names:
+        return term.name
+    return next((name for name, one in zip(names, tree.selects, strict=True) if one.unalias() == term), None)
 
 
 def _line(node: exp.Expr) -> int:

@@ -18,13 +18,14 @@ from typing import Any
 
 import projections
 from infra.errors import SamefoldError
-from projections.engine.queries.checked import BadSql, views_of
+from projections.engine.queries.checked import BadSql, checked
 from projections.engine.views.column_types import BadRow
 from projections.engine.views.columns import BadView, Column, Role, columns_of
 from projections.engine.views.core_views import all_views
+from projections.engine.views.indexes import Order
 from projections.engine.views.view import NAME, RESERVED, View
 
-OWN = ("after", "limit")
+OWN = ("after", "limit", "cursor")
 """Parameters that every query has."""
 
 
@@ -49,8 +50,11 @@ class Query:
     """As the database takes them. A parameter without one must be given."""
     columns: tuple[Column, ...]
     sql: str
+    """The author's, and the rest of the order behind it."""
     views: tuple[View, ...]
     """Those that the SQL names."""
+    order: Order
+    """Of all rows that are not equal; empty where pages can't go on in the order of the SQL."""
     file: str
 
     @property
@@ -91,12 +95,13 @@ def query_of(module: ModuleType, views: Mapping[str, View]) -> Query:
     if not isinstance(text, str):
         raise BadQuery(f"{file} has no text SQL.", "Write it as docs/queries.md shows.")
     try:
-        named = views_of(text, {view.name: view for view in views.values() if not view.is_system}, parameters, columns)
+        shown = {view.name: view for view in views.values() if not view.is_system}
+        named, order, rest = checked(text, shown, parameters, columns)
     except BadSql as error:
         line, what, hint = error.args
         raise BadQuery(f"{file}, line {_line(module) + line}: {what}", hint) from error
     question, defaults = (module.__doc__ or "").strip(), _defaults(file, parameters, declared)
-    return Query(name, question, parameters, defaults, columns, text, named, file)
+    return Query(name, question, parameters, defaults, columns, text + rest, named, order, file)
 
 
 def _columns(file: str, name: str, declared: Any) -> tuple[Column, ...]:

@@ -1,7 +1,7 @@
 """The statement that answers a query: rows, position and live tables, all of one snapshot.
 
-The author's text stands in it unchanged. Each view is a common table expression of its name over the table that was live a moment
-ago; the answer counts only if the same statement finds this table live.
+The author's text stands in it unchanged, with the rest of its order at the end. Each view is a common table expression of its name
+over the table that was live a moment ago; the answer counts only if the same statement finds this table live.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from projections.engine.queries.checked import PLACEHOLDER
 from projections.engine.queries.query import BadQuery, Query
 from projections.engine.views.column_types import BadRow, Scalar
 from projections.engine.views.columns import Column
+from projections.engine.views.indexes import Order
 from projections.engine.views.nested_types import Nested
 from projections.engine.views.queries import (
     MOST_PARKED,
     Positions,
     Shape,
+    all_of,
     allowed_values,
     listed,
     name_of,
@@ -46,12 +48,20 @@ select json_build_array(
      having count(*) = (select count(distinct agent) from _live)) p),
   case when %(_all)s then (select count(*) from (
     select distinct stream from parked where table_name in (select table_name from _live) limit {most_parked}) k) end,
-  (select json_agg(json_build_array(f.number, f.shown) order by f.number) from (
-     select row_number() over () as number, row_to_json(_row) as shown
-       from (select {shown} from ({sql}) q{where} limit %(_most)s) _row) f))::text
+  (select json_agg(json_build_array(f.number, f.shown, f.place) order by f.number) from (
+     select row_number() over () as number, row_to_json(_row) as shown, json_build_array({place}) as place
+       from (select q.* from ({sql}) q{where} limit %(_most)s offset %(_skip)s) q, lateral (select {shown}) _row) f))::text
 """)
 """A partition's position is the one that all agents of its views have reached."""
 _DESCRIBED = sql.SQL("with {views} select * from ({sql}) q limit 0")
+
+
+class Behind(NamedTuple):
+    """Rows behind one with these values of the query's order, and behind so many that are equal to it."""
+
+    values: tuple[str | None, ...]
+    """As PostgreSQL writes them."""
+    equal: int
 
 
 class Answer(NamedTuple):
@@ -64,18 +74,30 @@ class Answer(NamedTuple):
     """Number of streams that a view leaves out, up to MOST_PARKED; None where not all rows are the caller's."""
     rows: list[msgspec.Raw]
     """As stored: personal values are sealed."""
+    places: list[tuple[str | None, ...]]
+    """Of each row, the values of the query's order."""
     has_personal: bool
     """Whether any row may hold a personal value."""
     stopped: None = None
 
 
 def statement(
-    query: Query, tables: Mapping[str, str], topic: str, values: Mapping[str, Any], most: int, only: Rows | None
+    query: Query,
+    tables: Mapping[str, str],
+    topic: str,
+    values: Mapping[str, Any],
+    most: int,
+    only: Rows | None = None,
+    behind: Behind | None = None,
 ) -> tuple[bytes, dict[str, Any]]:
     """The statement over these tables, by view, and its parameters. With `only`, no other rows exist. Raises BadAccess."""
-    own = {"_views": list(tables), "_topic": topic, "_most": most, "_all": only is None}
-    allowed = {f"_{place}": value for place, value in enumerate(allowed_values(query, only) if only else ())}
-    return _statement(query, tuple(tables.items()), only.shape if only else ()), {**values, **own, **allowed}
+    own = {"_views": list(tables), "_topic": topic, "_most": most, "_all": only is None, "_skip": 0}
+    own |= {f"_{place}": value for place, value in enumerate(allowed_values(query, only) if only else ())}
+    is_null: tuple[bool, ...] = ()
+    if behind is not None:
+        is_null = tuple(value is None for value in behind.values)
+        own |= {f"_after{place}": value for place, value in enumerate(behind.values)} | {"_skip": behind.equal}
+    return _statement(query, tuple(tables.items()), only.shape if only else (), is_null), {**values, **own}
 
 
 def described(query: Query, tables: Mapping[str, str]) -> tuple[bytes, dict[str, None]]:
@@ -103,7 +125,7 @@ def require_types(query: Query, found: Sequence[psycopg.Column] | None, types: T
 def answer(query: Query, value: str) -> Answer:
     """What the statement returned. Raises BadQuery where a value is not of its declared type: none is rounded."""
     live, positions, parked, rows = _decode(value)
-    shown = [row for _, row in rows or ()]
+    shown = [row for _, row, _ in rows or ()]
     decode, nested = _row_decoder(query)
     try:
         for row in shown:
@@ -114,31 +136,52 @@ def answer(query: Query, value: str) -> Answer:
         hint = "Declare the type that the SQL gives, or `… | None`, or round the value in the SQL."
         raise BadQuery(f"{query.file}: a value is not of its declared type: {error}.", hint) from None
     at = {view: (version, table) for view, version, table in live or ()}
-    return Answer(at, token_of(positions), parked, shown, may_hold(value))
+    return Answer(at, token_of(positions), parked, shown, [place for *_, place in rows or ()], may_hold(value))
 
 
-_Found = tuple[list[tuple[str, int, str]] | None, Positions, int | None, list[tuple[int, msgspec.Raw]] | None]
+_Row = tuple[int, msgspec.Raw, tuple[str | None, ...]]
+_Found = tuple[list[tuple[str, int, str]] | None, Positions, int | None, list[_Row] | None]
 _decode: Callable[[str], _Found] = msgspec.json.Decoder(_Found).decode
 
 
 @lru_cache(256)
-def _statement(query: Query, tables: tuple[tuple[str, str], ...], shape: Shape) -> bytes:
+def _statement(query: Query, tables: tuple[tuple[str, str], ...], shape: Shape, is_null: tuple[bool, ...]) -> bytes:
     columns = {one.name: one for one in query.columns}
     number = count()
     same = (
         [sql.SQL("{} = {}").format(_name(one), _typed(columns[one], f"_{next(number)}")) for one in names]
         for names in shape
     )
-    allowed = sql.SQL(") or (").join(sql.SQL(" and ").join(one) for one in same)
+    where = (
+        [sql.SQL("(({}))").format(sql.SQL(") or (").join(sql.SQL(" and ").join(one) for one in same))] if shape else []
+    )
+    where += _not_before(query.order, is_null) if is_null else []
+    place = (sql.SQL("to_json({}) #>> '{{}}'").format(_place(part.column)) for part in query.order)
     shown = (sql.SQL("{} as {}").format(_shown(one), sql.Identifier(one.name)) for one in query.columns)
     text = _STATEMENT.format(
         views=_views(query, tables),
         most_parked=sql.Literal(MOST_PARKED),
+        place=listed(place),
         shown=listed(shown),
         sql=_sql(query),
-        where=sql.SQL(" where ({})").format(allowed) if shape else sql.SQL(""),
+        where=all_of(where),
     )
     return text.as_bytes()
+
+
+def _not_before(order: Order, is_null: Sequence[bool]) -> list[sql.Composed]:
+    """That a row is not before the one with these values. NULL is the greatest value."""
+    rest, places = sql.SQL("true").format(), [_name(part.column.name) for part in order]
+    values = [_typed(part.column, f"_after{number}") for number, part in enumerate(order)]
+    for place, value, part, null in [*zip(places, values, order, is_null, strict=True)][::-1]:
+        after = ("{0} is not null" if null else "{0} < {1}") if part.descending else "false" if null else "{0} > {1}"
+        if part.column.optional and not part.descending and not null:
+            after += " or {0} is null"
+        same = "{0} is null" if null else "{0} = {1}"
+        rest = sql.SQL(f"({after} or {same} and {{2}})").format(place, value, rest)
+    first = "{0} <= {1}" if order[0].descending else "{0} >= {1}"
+    # follows from the rest, and an index can serve it
+    return [rest] if order[0].column.optional else [rest, sql.SQL(first).format(places[0], values[0])]
 
 
 def _views(query: Query, tables: tuple[tuple[str, str], ...]) -> sql.Composed:
@@ -165,10 +208,16 @@ def _typed(column: Column, name: str) -> sql.Composed:
     return sql.SQL("{}::{}").format(sql.Placeholder(name), sql.SQL(column.type.sql_name))
 
 
-def _shown(column: Column) -> sql.Composed:
+def _place(column: Column) -> sql.Composed:
+    """5.00 is whole, and a fraction is left for `answer` to find."""
     value = _name(column.name)
-    if column.scalar is Scalar.INT:  # 5.00 is whole, and a fraction is left for `answer` to find
-        return sql.SQL("trim_scale({}::numeric)").format(value)
+    return sql.SQL("trim_scale({}::numeric)").format(value) if column.scalar is Scalar.INT else value
+
+
+def _shown(column: Column) -> sql.Composed:
+    value = _place(column)
+    if column.scalar is Scalar.INT:
+        return value
     shown = column.type.shown(sql.SQL("{}::{}").format(value, sql.SQL(column.type.sql_name)))
     if column.scalar is Scalar.TIMEDELTA:  # so are months, whose lengths differ
         return sql.SQL("case when date_trunc('month', {0}) = '0' then {1} else {0}::text end").format(value, shown)

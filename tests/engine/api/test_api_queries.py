@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from typing import Any
 from unittest.mock import Mock, patch
 from uuid import uuid4
 
@@ -30,8 +32,11 @@ from tests.engine.api.api import Api, problem, served, unfolded
 from tests.engine.api.test_api_views import decided, folded, get, stopped, token_now
 from tests.engine.projections.bankviews import live_table
 from tests.engine.projections.querykit import query
-from tests.engine.spine import deposit, open_account, project, scalar
+from tests.engine.spine import deposit, open_account, project
+from tools.testing.fixtures import SEED
 from tools.testing.waiting import until
+
+RANDOM = Random(SEED)
 
 BOTH = """
     class Parameters(NamedTuple):
@@ -100,6 +105,34 @@ SLEEPS = """
              select count(*) as many from n, balances'''
 """
 
+TWO = """
+    class Row(NamedTuple):
+        account: str
+    SQL = "select account from balances where account like 'q-more-%' order by account limit 2"
+"""
+PAGED = {
+    name: f"""
+    class Row(NamedTuple):
+        owner: str
+        closed_on: date | None
+        many: int
+    SQL = '''select owner, closed_on, sum(cents) as many from balances where starts_with(account, 'q-page-')
+              group by account, owner, closed_on {order}'''
+"""
+    for name, order in {
+        "by_nothing": "",
+        "by_owner": "order by owner desc, closed_on -- of each",
+        "by_closing": "order by closed_on desc, sum(cents)",
+        "by_number": "order by 2, 1 desc",
+    }.items()
+}
+MOVING = """
+    class Row(NamedTuple):
+        account: str
+        cents: int
+    SQL = "select account, cents from balances where account like 'q-page-%' order by cents desc"
+"""
+
 
 def may_read(caller: Caller, view: str) -> bool | Rows:
     match caller.subject, view:
@@ -115,7 +148,7 @@ def may_read(caller: Caller, view: str) -> bool | Rows:
 def queries(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Query]:
     folder, views = tmp_path_factory.mktemp("queries"), all_views()
     sources = {"both": BOTH, "types": EVERY_TYPE, "typeless": TYPELESS, "fractions": FRACTIONS, "own": ACCOUNTS}
-    sources["sleeps"] = SLEEPS
+    sources |= {"sleeps": SLEEPS, "two": TWO, "moving": MOVING, **PAGED}
     return discover() | {name: query(folder, source, views, name) for name, source in sources.items()}
 
 
@@ -152,7 +185,7 @@ def test_an_answer_has_its_position_and_a_tag_of_what_it_holds(api: Api, shared_
     folded(shared_world, open_account("q-tag"), deposit("q-tag", "q-tag-1", 40))
     first = both(api, "q-tag")
     assert first.json()["items"] == [{"balance": 40, "booked": 40, "lines": 1}]
-    assert (first.json()["more"], first.json()["parked"]) == (False, 0)
+    assert (first.json()["next"], first.json()["parked"]) == (None, 0)
     assert Token.parse(first.json()["position"]) == token_now(shared_world)
     assert first.headers["Samefold-Position"] == first.json()["position"]
     folded(shared_world, open_account("q-other"))
@@ -166,9 +199,71 @@ def test_an_answer_has_its_position_and_a_tag_of_what_it_holds(api: Api, shared_
 
 def test_more_rows_than_asked_for_are_told(api: Api, shared_world: Settings) -> None:
     folded(shared_world, open_account("q-more-1"), open_account("q-more-2"))
-    few, all_ = get(api, "/queries/own?limit=1").json(), get(api, "/queries/own?limit=1000").json()
-    assert (few["items"], few["more"]) == (all_["items"][:1], True)
-    assert (len(all_["items"]), all_["more"]) == (scalar(shared_world, "select count(*) from balances"), False)
+    few, all_ = get(api, "/queries/two?limit=1").json(), get(api, "/queries/two?limit=2").json()
+    assert (few["items"], few["more"], all_["more"]) == (all_["items"][:1], True, False)
+    problem(get(api, "/queries/two?cursor=x"), 422, "invalid")
+
+
+def pages(api: Api, path: str) -> list[list[dict[str, Any]]]:
+    found, next_ = list[list[dict[str, Any]]](), path
+    while next_:
+        page = get(api, next_).json()
+        found.append(page["items"])
+        next_ = page["next"]
+    return found
+
+
+@pytest.mark.parametrize("name", PAGED)
+@pytest.mark.parametrize("limit", [1, 2, 3, 7])
+def test_pages_hold_each_row_once_also_those_that_are_equal(api: Api, names: list[str], name: str, limit: int) -> None:
+    [whole] = pages(api, f"/queries/{name}?limit=1000")
+    found = pages(api, f"/queries/{name}?limit={limit}")
+    assert [row for page in found for row in page] == whole
+    assert len(whole) == len(names)
+    assert {len(page) for page in found[:-1]} == {limit}
+
+
+@pytest.fixture(scope="module")
+def names(shared_world: Settings) -> list[str]:
+    """Accounts, many of which are equal but for their names."""
+    names = [f"q-page-{number}" for number in range(20)]
+    folded(shared_world, *map(open_account, names))
+    with connect(shared_world, "test") as db:
+        for name in names:
+            closed_on, owner = RANDOM.choice([None, "2026-01-02", "2026-01-03"]), RANDOM.choice(["a", "B", "ä", ""])
+            text = f"update {live_table(shared_world, 'balances')} set closed_on = %s, owner = %s where account = %s"
+            db.execute(text.encode(), (closed_on, owner, name))
+    return names
+
+
+def test_a_row_that_does_not_move_comes_once_while_others_come_and_go(
+    api: Api, shared_world: Settings, names: list[str]
+) -> None:
+    left, order = names[::2], list[str]()
+    with connect(shared_world, "test") as db:
+        page = get(api, "/queries/moving?limit=3").json()
+        while page["next"]:
+            order += [row["account"] for row in page["items"]]
+            gone = RANDOM.choice([name for name in names if name not in left])
+            text = f"update {live_table(shared_world, 'balances')} set cents = %s where account = %s"
+            db.execute(text.encode(), (RANDOM.randint(-9, 9), gone))
+            page = get(api, page["next"]).json()
+    order += [row["account"] for row in page["items"]]
+    assert sorted(name for name in order if name in left) == sorted(left)
+
+
+def test_a_cursor_of_another_question_is_refused_with_what_differs(api: Api, names: list[str]) -> None:
+    cursor = get(api, "/queries/largest_accounts?limit=1").json()["next"].partition("cursor=")[2]
+    for path, differs in {
+        f"largest_accounts?at_least=1&cursor={cursor}": "another parameters.",
+        f"by_nothing?cursor={cursor}": "another query or release and another parameters.",
+        f"largest_accounts?cursor={cursor[:-2]}": "none that an answer gave",
+        "largest_accounts?cursor=W10": "none that an answer gave",
+    }.items():
+        assert differs in problem(get(api, f"/queries/{path}"), 422, "bad-cursor")["detail"]
+    own = get(api, "/queries/own?limit=1", Caller="tom teller").json()["next"]
+    assert "another caller" in problem(get(api, own, Caller="eve teller"), 422, "bad-cursor")["detail"]
+    assert get(api, f"{own}&limit=2", Caller="tom teller").status_code == 422, "a parameter twice"
 
 
 TYPES = {

@@ -21,7 +21,7 @@ from infra.database.connect import Connection
 from infra.settings import Settings
 from projections.engine.queries.checked import FUNCTIONS
 from projections.engine.queries.query import BadQuery, Query
-from projections.engine.queries.statement import Answer, answer, described, require_types, statement
+from projections.engine.queries.statement import Answer, Behind, answer, described, require_types, statement
 from projections.engine.views.view import View
 from tests.engine.projections import viewkit
 from tests.engine.projections.querykit import query
@@ -51,19 +51,22 @@ def asking(tmp_path: Path) -> Asking:
         head = f"class Parameters(NamedTuple):\n    {parameters}\n" if parameters else ""
         enum = "class Colour(Enum):\n    RED = 'red'\n"
         enum += "class Line(NamedTuple):\n    word: str\n    number: int\n"
+        enum += "class Note(NamedTuple):\n    word: str | None\n    number: int\n"
         text = f'{head}{enum}class Row(NamedTuple):\n    {row.replace("; ", chr(10) + "    ")}\nSQL = """{sql}"""\n'
         return query(tmp_path, text, of or {"things": THINGS})
 
     return asked
 
 
-def ask(db: Connection, asked: Query, only: Rows | None = None, most: int = 10, **values: Any) -> Answer:
+def ask(
+    db: Connection, asked: Query, only: Rows | None = None, most: int = 10, behind: Behind | None = None, **values: Any
+) -> Answer:
     """As a reader would, after PostgreSQL's own word on the types."""
     tables = {view.name: view.table_name for view in asked.views}
     cursor = db.execute(*described(asked, tables))
     require_types(asked, cursor.description, db.adapters.types)
     given = {**asked.defaults, **values}
-    [(found,)] = db.execute(*statement(asked, tables, TOPIC, given, most, only)).fetchall()
+    [(found,)] = db.execute(*statement(asked, tables, TOPIC, given, most, only, behind)).fetchall()
     return answer(asked, found)
 
 
@@ -167,6 +170,41 @@ def test_each_type_comes_exactly_as_it_is_declared(db: Connection, things: View,
     first = {"word": "a", "number": 1, "day": "2026-01-02", "yes": True, "money": "12.50", "name": str(UUID(int=5))}
     first |= {"moment": "2026-01-02T03:04:05.12+00:00", "blob": "/wA=", "colour": "red", "perhaps": 4, "said": "ä'b"}
     assert found == [first | {"r": True}, first | {"word": "b", "number": 2, "perhaps": None, "said": None, "r": False}]
+
+
+SORTED = {
+    **{name: f"it: {kind}; word: str" for name, kind in (("number", "int"), ("yes", "bool"), ("money", "Decimal"))},
+    **{name: f"it: {kind}; word: str" for name, kind in (("moment", "datetime"), ("name", "UUID"), ("blob", "bytes"))},
+    "day": "it: date; word: str",
+    "colour": "it: Colour; word: str",
+    "r": "it: bool; word: str",
+    "perhaps": "it: int | None; word: str",
+    "said": "it: str | None; word: str",
+    "sum(number) over ()": "it: int; word: str",
+    "3.50 + number": "it: Decimal; word: str",
+    "number + 0.1::float8": "it: float; word: str",
+    "moment - timestamptz '2026-01-01'": "it: timedelta; word: str",
+    "moment::time": "it: time; word: str",
+    "jsonb_build_object('word', said, 'number', number)": "it: Note; word: str",
+}
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("value", SORTED)
+def test_pages_go_on_behind_a_value_of_each_type(
+    db: Connection, things: View, asking: Asking, value: str, descending: bool
+) -> None:
+    """NULL is the greatest value."""
+    insert(db, things, "c", 1, *FIRST[2:9], None, "", False)
+    order = "order by it desc" if descending else "order by it"
+    asked = asking(SORTED[value], f"select {value} as it, word from things {order}")
+    whole, behind, found = ask(db, asked), None, list[dict[str, Any]]()
+    for _ in whole.rows:
+        one = ask(db, asked, most=1, behind=behind)
+        found += rows(one)
+        behind = Behind(one.places[0], 1)
+    assert found == rows(whole)
+    assert not ask(db, asked, behind=behind).rows
 
 
 @pytest.mark.parametrize(

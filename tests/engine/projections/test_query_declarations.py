@@ -231,6 +231,35 @@ def test_what_is_no_query_is_refused_with_its_line(tmp_path: Path, case: str) ->
         assert f"asked.py, line {at}: " in message
 
 
+ORDERS = {
+    "select purse, cents from purses": "purse cents",
+    "select purse, cents from purses order by cents desc -- the largest": "-cents purse",
+    "select purse, cents from purses order by 2, 2 desc": "cents purse",
+    "select p.purse, p.cents from purses p order by p.cents desc, p.purse desc": "-cents -purse",
+    "select purse, count(*) as cents from purses group by purse order by count(*)": "cents purse",
+    "select purse, cents from purses union all select purse, cents from moves order by cents": "cents purse",
+    "with a as (select purse, cents from purses order by cents) select purse, cents from a": "purse cents",
+    "select purse, rank() over (order by note) as cents from purses order by purse": "purse cents",
+    # pages can't go on
+    "select purse, cents from purses order by cents limit 9": "",
+    "select purse, cents from purses offset 3": "",
+    "select purse, cents from purses fetch first 3 rows only": "",
+    "select purse, cents from purses order by cents nulls first": "",
+    "select purse, cents from purses order by note": "",
+    "select purse, cents from purses order by lower(purse)": "",
+    'select purse, cents from purses order by purse collate "C" ': "",
+    "select purse, cents from purses order by 0": "",
+    "(select purse, cents from purses order by cents)": "",
+    "with a as (select purse, cents from purses) (select purse, cents from a order by cents)": "",
+}
+
+
+@pytest.mark.parametrize("sql", ORDERS)
+def test_pages_go_on_in_the_order_of_the_sql_if_that_is_of_the_rows_columns(tmp_path: Path, sql: str) -> None:
+    found = query(tmp_path, selecting(sql, "purse: str\n    cents: int"), VIEWS)
+    assert " ".join(map(str, found.order)) == ORDERS[sql]
+
+
 def test_a_query_has_a_name_of_its_own(tmp_path: Path) -> None:
     for name in ("purses", "positions", "x_v2", "Asked", "x" * 41):
         with pytest.raises(BadQuery, match="can't be a query"):
