@@ -164,7 +164,7 @@ class ViewReader:
                 except errors.UndefinedTable:
                     if tables == before:
                         raise
-                except (errors.InsufficientPrivilege, errors.UndefinedColumn):  # of ours: the author's are checked
+                except errors.InsufficientPrivilege:  # of ours: the author's are checked
                     raise
                 except errors.DataError as error:  # its text may quote a value
                     hint = "Let the SQL have an answer there, as with `nullif(…, 0)` below a division."

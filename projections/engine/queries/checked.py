@@ -14,6 +14,7 @@ from sqlglot import ErrorLevel, TokenType, exp, parse, parse_one, tokenize
 from sqlglot.errors import OptimizeError, ParseError, SchemaError, TokenError
 from sqlglot.optimizer.normalize_identifiers import normalize_identifiers
 from sqlglot.optimizer.qualify import qualify
+from sqlglot.optimizer.scope import traverse_scope
 
 from projections.engine.views.columns import Column
 from projections.engine.views.indexes import Order, Part
@@ -21,15 +22,38 @@ from projections.engine.views.view import View
 
 FUNCTIONS = (
     *("count", "sum", "avg", "min", "max", "bool_and", "bool_or", "every", "string_agg", "array_agg", "jsonb_agg"),
-    *("row_number", "rank", "dense_rank", "ntile", "lag", "lead", "first_value", "last_value", "percentile_disc"),
+    *("jsonb_object_agg", "stddev", "variance", "percentile_cont", "percentile_disc", "mode"),
+    *("row_number", "rank", "dense_rank", "percent_rank", "cume_dist", "ntile", "lag", "lead"),
+    *("first_value", "last_value", "nth_value"),
     *("coalesce", "nullif", "greatest", "least", "abs", "ceil", "floor", "round", "trunc", "mod", "div", "sign"),
-    *("lower", "upper", "length", "substring", "substr", "left", "right", "trim", "concat", "replace", "split_part"),
-    *("starts_with", "strpos", "date_trunc", "date_part", "extract", "age", "to_char", "make_date", "now"),
-    *("jsonb_array_length", "jsonb_build_object", "cardinality"),
+    *("power", "sqrt", "exp", "ln", "log", "width_bucket"),
+    *("lower", "upper", "initcap", "length", "substring", "substr", "left", "right", "trim", "lpad", "rpad"),
+    *("concat", "concat_ws", "replace", "regexp_replace", "split_part", "starts_with", "strpos", "md5"),
+    *(
+        "date_trunc",
+        "date_bin",
+        "date_part",
+        "extract",
+        "age",
+        "to_char",
+        "to_date",
+        "make_date",
+        "make_interval",
+        "now",
+    ),
+    *("jsonb_array_length", "jsonb_build_object", "jsonb_typeof", "cardinality"),
+    *(
+        "jsonb_array_elements",
+        "jsonb_array_elements_text",
+        "jsonb_each",
+        "jsonb_each_text",
+        "unnest",
+        "generate_series",
+    ),
 )
 """That a query may call. None writes, waits, or reads anything but its arguments and the clock."""
 PLACEHOLDER = re.compile(r"%\((\w+)\)s")
-_NAMED = re.compile(r"(?:Column '|Unknown column: )([^'.]+)")
+_NAMED = re.compile(r"(?:Column '|Unknown column: |Cannot resolve ')([^'.]+)")
 
 
 class BadSql(Exception):
@@ -73,18 +97,20 @@ def _select(text: str) -> exp.Query:
 def _require_allowed(tree: exp.Query, views: Mapping[str, View]) -> None:
     known = f"There are: {', '.join(sorted(views))}."
     writing, catalog = (exp.DML, exp.DDL, exp.Command, exp.Into, exp.Lock), (exp.ObjectIdentifier, exp.PseudoType)
+    if written := tree.find(*writing):
+        hint = "A query writes and locks nothing: no `into`, no `for update`."
+        raise BadSql(_line(written), "the SQL is more than a select.", hint)
+    tables = [one for scope in traverse_scope(tree) for one in scope.sources.values() if isinstance(one, exp.Table)]
     for node in tree.walk():
         line = _line(node)
         if isinstance(node, exp.CTE) and node.alias_or_name in views:
             raise BadSql(line, f"'{node.alias_or_name}' can't be a name in `with`: a view has it.", "Choose another.")
-        if isinstance(node, writing):
-            raise BadSql(
-                line, "the SQL is more than a select.", "A query writes and locks nothing: no `into`, no `for update`."
-            )
-        if isinstance(node, exp.Table):
-            name = node.sql(dialect="postgres", comments=False).partition(" AS ")[0]
-            if not isinstance(node.this, exp.Identifier) or node.db or not (node.name in views or _is_in_with(node)):
+        if isinstance(node, exp.Table) and not isinstance(node.this, exp.Func):
+            if node.db or (node.name not in views and any(node is one for one in tables)):
+                name = node.sql(dialect="postgres", comments=False).partition(" AS ")[0]
                 raise BadSql(line, f"{name} is not a view.", known)
+        elif isinstance(node, exp.Join) and node.method:
+            raise BadSql(line, "the SQL has a natural join.", "Name its columns, `using (…)`: a view may get more.")
         elif isinstance(node, exp.Star) and not isinstance(node.parent, exp.Count):
             raise BadSql(line, "the SQL has a `*`.", "Name the columns: a view may get more.")
         elif isinstance(node, exp.Parameter):
@@ -98,28 +124,13 @@ def _require_allowed(tree: exp.Query, views: Mapping[str, View]) -> None:
                 raise BadSql(line, f"the function {name} is not allowed.", f"Use {', '.join(FUNCTIONS)}.")
 
 
-def _is_in_with(table: exp.Table) -> bool:
-    """Whether PostgreSQL takes the name for one of a `with`, in the place where it stands. Elsewhere it is a table."""
-    node: exp.Expr = table
-    while (above := node.parent) is not None:
-        seen: list[exp.Expr] = []
-        if isinstance(above, exp.With):
-            seen = above.expressions[: (node.index or 0) + bool(above.recursive)]
-        elif isinstance(above, exp.Query) and not isinstance(node, exp.With):
-            seen = [*above.ctes]
-        if any(one.alias_or_name == table.name for one in seen):
-            return True
-        node = above
-    return False
-
-
 @cache
 def _functions() -> tuple[tuple[type[exp.Expression], ...], frozenset[str]]:
     """As the parser has them: the classes of those it knows, operators among them, and the names of others."""
     made = [parse_one(f"{name}(a, b)", dialect="postgres", error_level=ErrorLevel.IGNORE) for name in FUNCTIONS]
     known = {type(one) for one in made if not isinstance(one, exp.Anonymous)}
     logic = (exp.And, exp.Or, exp.Cast, exp.Case, exp.If, exp.Array, exp.Exists, exp.CurrentDate, exp.Collate, exp.Pow)
-    inside = (exp.RegexpLike, exp.RegexpILike, exp.JSONExtract, exp.JSONExtractScalar, exp.ArrayContainsAll)
+    inside = (exp.RegexpLike, exp.RegexpILike, exp.JSONExtract, exp.JSONExtractScalar, exp.ArrayContainsAll, exp.Unnest)
     return (*known, *logic, *inside), frozenset(one.name.lower() for one in made if isinstance(one, exp.Anonymous))
 
 
@@ -152,7 +163,10 @@ def _check_columns(tree: exp.Query, views: Mapping[str, View], columns: Sequence
         name = match[1] if match else ""
         lines = [_line(one) for one in tree.find_all(exp.Column) if one.name == name]
         what = f"there is no column '{name}' here, or there are several." if match else f"{error}."
-        raise BadSql(lines[0] if lines else 1, what, "Name a column that a view declares, as `view.column`.") from error
+        hint = (
+            "Name a column that a view declares, as `view.column`, or a function's, as `jsonb_each(…) e (key, value)`."
+        )
+        raise BadSql(lines[0] if lines else 1, what, hint) from error
     if whole := checked.find(exp.TableColumn):
         raise BadSql(_line(whole), f"{whole.name} is a whole row.", "Name its columns: a view may get more.")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from itertools import count
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -31,10 +30,12 @@ from projections.engine.views.queries import (
     Shape,
     all_of,
     allowed_values,
+    allowing,
     listed,
     name_of,
     source_of,
     token_of,
+    typed,
 )
 from projections.engine.views.token import Token
 
@@ -50,9 +51,13 @@ select json_build_array(
     select distinct stream from parked where table_name in (select table_name from _live) limit {most_parked}) k) end,
   (select json_agg(json_build_array(f.number, f.shown, f.place) order by f.number) from (
      select row_number() over () as number, row_to_json(_row) as shown, json_build_array({place}) as place
-       from (select q.* from ({sql}) q{where} limit %(_most)s offset %(_skip)s) q, lateral (select {shown}) _row) f))::text
+       from (select q.* from {source} limit %(_most)s) q, lateral (select {shown}) _row) f))::text
 """)
 """A partition's position is the one that all agents of its views have reached."""
+_BEHIND = sql.SQL(
+    "(select q.*, row_number() over () as _number from {source}) q "
+    "where _number > %(_equal)s or ({places}) is distinct from ({values})"
+)
 _DESCRIBED = sql.SQL("with {views} select * from ({sql}) q limit 0")
 
 
@@ -91,12 +96,12 @@ def statement(
     behind: Behind | None = None,
 ) -> tuple[bytes, dict[str, Any]]:
     """The statement over these tables, by view, and its parameters. With `only`, no other rows exist. Raises BadAccess."""
-    own = {"_views": list(tables), "_topic": topic, "_most": most, "_all": only is None, "_skip": 0}
+    own = {"_views": list(tables), "_topic": topic, "_most": most, "_all": only is None}
     own |= {f"_{place}": value for place, value in enumerate(allowed_values(query, only) if only else ())}
     is_null: tuple[bool, ...] = ()
     if behind is not None:
         is_null = tuple(value is None for value in behind.values)
-        own |= {f"_after{place}": value for place, value in enumerate(behind.values)} | {"_skip": behind.equal}
+        own |= {f"_after{place}": value for place, value in enumerate(behind.values)} | {"_equal": behind.equal}
     return _statement(query, tuple(tables.items()), only.shape if only else (), is_null), {**values, **own}
 
 
@@ -147,15 +152,14 @@ _decode: Callable[[str], _Found] = msgspec.json.Decoder(_Found).decode
 @lru_cache(256)
 def _statement(query: Query, tables: tuple[tuple[str, str], ...], shape: Shape, is_null: tuple[bool, ...]) -> bytes:
     columns = {one.name: one for one in query.columns}
-    number = count()
-    same = (
-        [sql.SQL("{} = {}").format(_name(one), _typed(columns[one], f"_{next(number)}")) for one in names]
-        for names in shape
+    rules = enumerate(columns[name] for names in shape for name in names)
+    where = allowing(shape, (sql.SQL("{} = {}").format(_name(one.name), typed(f"_{n}", one)) for n, one in rules))
+    source = sql.SQL("({}) q{}").format(
+        _sql(query), all_of([*where, *(_not_before(query.order, is_null) if is_null else ())])
     )
-    where = (
-        [sql.SQL("(({}))").format(sql.SQL(") or (").join(sql.SQL(" and ").join(one) for one in same))] if shape else []
-    )
-    where += _not_before(query.order, is_null) if is_null else []
+    if is_null:  # those that are equal come first
+        places, values = listed(_name(one.column.name) for one in query.order), listed(_after(query.order))
+        source = _BEHIND.format(source=source, places=places, values=values)
     place = (sql.SQL("to_json({}) #>> '{{}}'").format(_place(part.column)) for part in query.order)
     shown = (sql.SQL("{} as {}").format(_shown(one), sql.Identifier(one.name)) for one in query.columns)
     text = _STATEMENT.format(
@@ -163,8 +167,7 @@ def _statement(query: Query, tables: tuple[tuple[str, str], ...], shape: Shape, 
         most_parked=sql.Literal(MOST_PARKED),
         place=listed(place),
         shown=listed(shown),
-        sql=_sql(query),
-        where=all_of(where),
+        source=source,
     )
     return text.as_bytes()
 
@@ -172,7 +175,7 @@ def _statement(query: Query, tables: tuple[tuple[str, str], ...], shape: Shape, 
 def _not_before(order: Order, is_null: Sequence[bool]) -> list[sql.Composed]:
     """That a row is not before the one with these values. NULL is the greatest value."""
     rest, places = sql.SQL("true").format(), [_name(part.column.name) for part in order]
-    values = [_typed(part.column, f"_after{number}") for number, part in enumerate(order)]
+    values = _after(order)
     for place, value, part, null in [*zip(places, values, order, is_null, strict=True)][::-1]:
         after = ("{0} is not null" if null else "{0} < {1}") if part.descending else "false" if null else "{0} > {1}"
         if part.column.optional and not part.descending and not null:
@@ -182,6 +185,10 @@ def _not_before(order: Order, is_null: Sequence[bool]) -> list[sql.Composed]:
     first = "{0} <= {1}" if order[0].descending else "{0} >= {1}"
     # follows from the rest, and an index can serve it
     return [rest] if order[0].column.optional else [rest, sql.SQL(first).format(places[0], values[0])]
+
+
+def _after(order: Order) -> list[sql.Composed]:
+    return [typed(f"_after{number}", part.column) for number, part in enumerate(order)]
 
 
 def _views(query: Query, tables: tuple[tuple[str, str], ...]) -> sql.Composed:
@@ -198,14 +205,10 @@ def _sql(query: Query) -> sql.Composed:
     columns, parts = {one.name: one for one in query.parameters}, enumerate(PLACEHOLDER.split(query.sql))
     return sql.Composed(
         [
-            *(_typed(columns[one], one) if at % 2 else sql.SQL(one.replace("%", "%%")) for at, one in parts),
+            *(typed(one, columns[one]) if at % 2 else sql.SQL(one.replace("%", "%%")) for at, one in parts),
             sql.SQL("\n"),
         ]
     )
-
-
-def _typed(column: Column, name: str) -> sql.Composed:
-    return sql.SQL("{}::{}").format(sql.Placeholder(name), sql.SQL(column.type.sql_name))
 
 
 def _place(column: Column) -> sql.Composed:

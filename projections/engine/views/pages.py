@@ -8,7 +8,7 @@ a row that is there all the time and does not move comes exactly once. NULL is t
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from functools import lru_cache
@@ -35,7 +35,9 @@ from projections.engine.views.queries import (
     parked_of,
     shown_of,
     source_of,
+    together,
     type_of,
+    typed,
 )
 from projections.engine.views.view import Kind, View
 
@@ -116,7 +118,8 @@ def missing_index(view: View, page: Page, only: Rows | None) -> tuple[str, ...] 
     for allowed in either:
         # rows of several kinds are merged, so their order is none of an index
         order = page.order if len(either) == 1 else ()
-        if not any(_serves(index, fixed | allowed, rest, order) for index in indexes):
+        is_one_row = {*view.key} <= fixed | allowed
+        if not is_one_row and not any(_serves(index, fixed | allowed, rest, order) for index in indexes):
             return _wanted(view, fixed | allowed, rest, order)
     return None
 
@@ -250,7 +253,7 @@ def _sorted_by(part: Part) -> sql.Composed:
 def _condition(column: Column, op: Op, name: str, is_indexed: bool, is_null: bool = False) -> sql.Composed:
     """The filter in SQL. Of a text that an index cuts, also what the index can find."""
     kind = column.type
-    place, value = name_of(column), sql.SQL("{}::{}").format(sql.Placeholder(name), type_of(column))
+    place, value = name_of(column), typed(name, column)
     ordered, whole = (
         kind.ordered(place),
         sql.SQL('{} collate "C"').format(place) if kind.is_cut else kind.ordered(place),
@@ -271,7 +274,7 @@ def _condition(column: Column, op: Op, name: str, is_indexed: bool, is_null: boo
         found = sql.SQL("{} {} {}").format(whole, sql.SQL(symbol), value)
         of_cut = sql.SQL({Op.GT: ">=", Op.LT: "<="}.get(op, symbol))
         cut = sql.SQL("{} {} left({}, {})").format(ordered, of_cut, value, sql.Literal(PREFIX_CHARS))
-    return _together([found, cut]) if kind.is_cut and is_indexed else found
+    return together([found, cut]) if kind.is_cut and is_indexed else found
 
 
 def _behind_values(order: Order, is_null: Sequence[bool]) -> Iterator[sql.Composed]:
@@ -279,13 +282,16 @@ def _behind_values(order: Order, is_null: Sequence[bool]) -> Iterator[sql.Compos
     same: list[sql.Composed] = []
     for run in _runs(order):
         columns = [order[number].column for number in run]
-        places, values = listed(map(_order_value, columns)), listed(map(_after, run, columns))
+        places, values = (
+            listed(map(_order_value, columns)),
+            listed(typed(f"a{number}", order[number].column) for number in run),
+        )
         descending = order[run[0]].descending
         if not is_null[run[0]]:
             symbol = sql.SQL("<" if descending else ">")
-            yield _together([*same, sql.SQL("({}) {} ({})").format(places, symbol, values)])
+            yield together([*same, sql.SQL("({}) {} ({})").format(places, symbol, values)])
         if columns[0].optional and descending is is_null[run[0]]:
-            yield _together([*same, sql.SQL("{} is not null" if descending else "{} is null").format(places)])
+            yield together([*same, sql.SQL("{} is not null" if descending else "{} is null").format(places)])
         equal = (
             sql.SQL("{} is null").format(places) if is_null[run[0]] else sql.SQL("({}) = ({})").format(places, values)
         )
@@ -298,11 +304,3 @@ def _runs(order: Order) -> Iterator[list[int]]:
         range(len(order)), lambda number: (number if order[number].column.optional else -1, order[number].descending)
     )
     return (list(run) for _, run in numbered)
-
-
-def _after(number: int, column: Column) -> sql.Composed:
-    return sql.SQL("{}::{}").format(sql.Placeholder(f"a{number}"), type_of(column))
-
-
-def _together(conditions: Iterable[sql.Composed]) -> sql.Composed:
-    return sql.SQL("({})").format(sql.SQL(" and ").join(conditions))

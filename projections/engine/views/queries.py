@@ -263,16 +263,16 @@ def compared(view: View, shape: Shape) -> list[Column]:
 def allowing(shape: Shape, conditions: Iterable[sql.Composed]) -> list[sql.Composed]:
     """The condition that a row is among `Rows` of this shape, of one condition for each column; none where all rows are."""
     one_by_one = iter(conditions)
-    either = [_all(next(one_by_one) for _ in one) for one in shape]
+    either = [together(next(one_by_one) for _ in one) for one in shape]
     return [sql.SQL("({})").format(sql.SQL(" or ").join(either))] if either else []
 
 
 def all_of(conditions: Sequence[sql.Composable]) -> sql.Composable:
     """The clause, if there are conditions."""
-    return sql.SQL(" where {}").format(_all(conditions)) if conditions else sql.SQL("")
+    return sql.SQL(" where {}").format(together(conditions)) if conditions else sql.SQL("")
 
 
-def _all(conditions: Iterable[sql.Composable]) -> sql.Composed:
+def together(conditions: Iterable[sql.Composable]) -> sql.Composed:
     return sql.SQL("({})").format(sql.SQL(" and ").join(conditions))
 
 
@@ -282,6 +282,11 @@ def name_of(column: Column) -> sql.Composed:
 
 def type_of(column: Column) -> sql.SQL:
     return sql.SQL(column.type.sql_name)
+
+
+def typed(name: str, column: Column) -> sql.Composed:
+    """The parameter with this name."""
+    return sql.SQL("{}::{}").format(sql.Placeholder(name), type_of(column))
 
 
 def listed(parts: Iterable[sql.Composable]) -> sql.Composed:

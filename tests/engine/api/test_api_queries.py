@@ -87,6 +87,12 @@ TYPELESS = """
         account: int
     SQL = "select lower(account) as account from balances"
 """
+ALIAS = """
+    class Row(NamedTuple):
+        owner: str
+        held: int
+    SQL = "select owner, sum(cents) as held from balances group by owner having held > 5"
+"""
 FRACTIONS = """
     class Row(NamedTuple):
         half: int
@@ -148,7 +154,7 @@ def may_read(caller: Caller, view: str) -> bool | Rows:
 def queries(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Query]:
     folder, views = tmp_path_factory.mktemp("queries"), all_views()
     sources = {"both": BOTH, "types": EVERY_TYPE, "typeless": TYPELESS, "fractions": FRACTIONS, "own": ACCOUNTS}
-    sources |= {"sleeps": SLEEPS, "two": TWO, "moving": MOVING, **PAGED}
+    sources |= {"sleeps": SLEEPS, "alias": ALIAS, "two": TWO, "moving": MOVING, **PAGED}
     return discover() | {name: query(folder, source, views, name) for name, source in sources.items()}
 
 
@@ -344,7 +350,8 @@ def test_what_cant_be_computed_is_named_and_logged(
     problem(get(api, "/queries/types?number=0"), 422, "query-failed")
     assert "projections/queries/types.py: DivisionByZero." in caplog.text
     for _ in range(2):
-        problem(get(api, "/queries/typeless"), 500, "bad-query")
+        for name in ("typeless", "alias"):
+            problem(get(api, f"/queries/{name}"), 500, "bad-query")
     assert "column 'account' is declared as int, and the SQL gives text" in caplog.text
     problem(get(api, "/queries/fractions"), 500, "bad-query")
     assert "a value is not of its declared type: Expected `int`, got `float` - at `$.half`" in caplog.text

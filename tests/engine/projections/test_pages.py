@@ -268,6 +268,7 @@ def test_texts_are_found_by_each_of_their_beginnings(db: Connection, things: Vie
 SERVED: list[tuple[Mapping[str, Any], Sequence[str], str]] = [
     ({}, (), "pkey"),
     ({"word": "w7"}, ("-number",), "pkey"),
+    ({"word": "w7", "number": 7, "day.gte": date(2026, 1, 1)}, ("day",), "pkey"),
     ({}, ("cents",), "cents"),
     ({"cents": 5}, (), "cents"),
     ({"cents.gte": 5, "cents.lt": 900}, ("-cents",), "cents"),

@@ -63,6 +63,12 @@ GOOD = {
         "purses",
     ),
     "names in another case": (selecting("SELECT PURSE FROM Purses"), "purses"),
+    "lines of a list": (
+        selecting(
+            "select purse from purses, jsonb_array_elements(note::jsonb) as lines (line) where line ->> 'a' = 'b'"
+        ),
+        "purses",
+    ),
     "a window": (
         selecting("select purse from (select purse, rank() over (order by cents) r from purses) x where r < 3"),
         "purses",
@@ -101,6 +107,12 @@ BAD = {
     "not SQL": (selecting("\nselect purse\n from purses where ("), "this is no SQL at `(`", 3),
     "an open quote": (selecting("select 'purse from purses"), "this is no SQL", 1),
     "nothing": (selecting(" "), "not one select", 1),
+    "a natural join": (selecting("select m.purse from purses p\nnatural join moves m"), "has a natural join", 2),
+    "a table of a function that reads a file": (
+        selecting("select purse from purses, pg_ls_dir('.') x (purse)"),
+        "function pg_ls_dir is not allowed",
+        1,
+    ),
     "two": (selecting("select purse from purses; select 1"), "not one select", 1),
     "a semicolon": (selecting("select purse from purses;"), "not one select", 1),
     "values": (selecting("values ('1')"), "not one select", 1),
@@ -129,7 +141,11 @@ BAD = {
         1,
     ),
     "a view with a schema": (selecting("select purse from public.purses"), "public.purses is not a view", 1),
-    "a function as a table": (selecting("select purse from purses, generate_series(1, 9)"), "is not a view", 1),
+    "a function's column without its name": (
+        selecting("select purse from purses where '1' =\n(select max(value) from jsonb_each_text(note::jsonb))"),
+        "no column 'value'",
+        2,
+    ),
     **{
         f"a table that only looks like one in `with`: {sql}": (selecting(sql), "others is not a view", None)
         for sql in (
