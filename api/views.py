@@ -257,7 +257,8 @@ async def _page(view: View, request: Request) -> Response:
     missing = missing_index(view, page, only)
     require_promises(services)
     is_search = missing is not None and not await views.is_small(view)
-    if is_search and not asked.may_search:
+    # what only the caller's rights need an index for is the author's to mend, and no reason to refuse
+    if is_search and not asked.may_search and missing_index(view, page, None) is not None:
         raise NO_INDEX(_unserved(view, page, only), hint=_remedy(view, missing or ()), view=view.name)
 
     async def read() -> Found:

@@ -13,6 +13,7 @@ from infra.settings import Settings
 from projections.engine.queries.query import discover
 from projections.engine.queries.statement import answer, described, require_types, statement
 from projections.engine.views.columns import PARTITION
+from projections.engine.views.view import View
 
 MOST = 1_000
 
@@ -28,19 +29,29 @@ def answered(
     tables = {view.name: view.table_name for view in query.views}
     with session(world, "given rows") as db, db.transaction(force_rollback=True):
         for view in query.views:
-            types = [column.type.to_database for column in view.columns]
-            into = sql.SQL("insert into {} ({}) values ({})").format(
-                sql.Identifier(view.table_name),
-                sql.SQL(", ").join(sql.Identifier(one) for one in (*(one.name for one in view.columns), PARTITION)),
-                sql.SQL(", ").join(sql.Placeholder() * (len(types) + 1)),
-            )
-            for row in (rows or {}).get(view.name, ()):
-                values = (
-                    one if one is None or kind is None else kind(one) for one, kind in zip(row, types, strict=True)
-                )
-                db.execute(into, (*values, 0))
+            if given := [*(rows or {}).get(view.name, ())]:
+                packed = [
+                    one.type.pack(values) for one, values in zip(view.columns, zip(*given, strict=True), strict=True)
+                ]
+                db.execute(_insert(view), packed)
         cursor = db.execute(*described(query, tables))
         require_types(query, cursor.description, db.adapters.types)
         asked = statement(query, tables, world.events_topic, {**query.defaults, **parameters}, MOST, None)
         [(value,)] = db.execute(*asked).fetchall()
     return [tuple(msgspec.json.decode(row).values()) for row in answer(query, value).rows]
+
+
+def _insert(view: View) -> sql.Composed:
+    names = [sql.Identifier(one.name) for one in view.columns]
+    values = [
+        sql.SQL("{}::{}").format(name, sql.SQL(one.type.sql_name))
+        for name, one in zip(names, view.columns, strict=True)
+    ]
+    return sql.SQL("insert into {} ({}, {}) select {}, 0 from unnest({}) given ({})").format(
+        sql.Identifier(view.table_name),
+        sql.SQL(", ").join(names),
+        sql.Identifier(PARTITION),
+        sql.SQL(", ").join(values),
+        sql.SQL(", ").join(sql.Placeholder() * len(names)),
+        sql.SQL(", ").join(names),
+    )

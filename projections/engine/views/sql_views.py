@@ -95,11 +95,12 @@ def _lockers(connection: Connection, view: str) -> str:
 
 
 def is_in_sql_view(connection: Connection, view: str, table: str) -> bool:
-    """Whether the SQL view of `view` reads that table."""
+    """Whether the SQL view of `view` reads that table, and shows no hidden columns, as that of a release that knew none may."""
     found = connection.execute(
         "select 1 from pg_depend d join pg_rewrite r on r.oid = d.objid "
         "where d.classid = 'pg_rewrite'::regclass and r.ev_class = to_regclass(quote_ident(%s)) "
-        "and d.refobjid = to_regclass(quote_ident(%s))",
+        "and d.refobjid = to_regclass(quote_ident(%s)) "
+        "and not exists (select from pg_attribute where attrelid = r.ev_class and attname ~ '^_')",
         (view, table),
     )
     return found.fetchone() is not None

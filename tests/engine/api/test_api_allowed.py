@@ -26,7 +26,9 @@ from fastapi import FastAPI
 from api.commands import router_of
 from api.problems import HANDLERS
 from api.requests import RawPath
+from api.services import TOO_MANY_SEARCHES
 from api.view_reader import ViewReader
+from api.waits import Slots
 from domain.accounts import ChargeFee, CloseAccount, CreditInterest, Deposit, OpenAccount, Withdraw
 from infra.access import Access, Caller, Row, Rows
 from infra.database.connect import connect
@@ -109,6 +111,18 @@ def opened(api: Api, caller: str, name: str = "", key: str = "") -> str:
     answer = post(api, caller, name, "open-account", key, overdraft_limit=LIMITS[caller])
     assert answer.status_code == 200, answer.text
     return name
+
+
+def test_what_a_callers_rights_need_an_index_for_is_a_search(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No index serves `overdraft_limit`, and that is no fault of the caller's."""
+    opened(api, "ada")
+    monkeypatch.setattr(api.services.views, "small_view", 0)
+    assert get(api, "ada", "/views/balances?limit=1").json()["items"][0]["overdraft_limit"] == 100
+    problem(get(api, "ada", "/views/balances?transactions=0"), 422, "no-index")
+    problem(get(api, "ada", "/views/balances/live?limit=3"), 422, "no-index")
+    monkeypatch.setattr(api.services, "searches", Slots(0, TOO_MANY_SEARCHES, wait_s=0.05))
+    problem(get(api, "ada", "/views/balances?limit=1"), 429, "too-many-searches")
+    assert get(api, "tess teller", "/views/balances?limit=1").status_code == 200
 
 
 @contextmanager

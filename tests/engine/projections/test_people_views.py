@@ -24,7 +24,7 @@ from tests.engine.projections.bankviews import (
     with_views,
 )
 from tests.engine.spine import scalar
-from tools.migrations.migrate import check
+from tools.migrations.migrate import check, upgrade
 from tools.testing.fixtures import Samefold
 from tools.testing.waiting import DEADLINE_S, until
 
@@ -61,6 +61,16 @@ def test_every_view_has_one_from_the_first_start_on(bank: Bookkeeper) -> None:
         assert _columns(bank.world, name) == [column.name for column in one.columns], "_partition stays hidden"
     assert scalar(bank.world, "select count(*) from statement") == 5 * len(ACCOUNTS)
     check(bank.world)
+
+
+def test_one_in_which_an_older_release_shows_hidden_columns_is_made_again(bank: Bookkeeper) -> None:
+    """A release that did not know `Latest` takes its columns for those of the key."""
+    with connect(bank.world, "test") as db:
+        db.execute("drop view daily_totals")
+        older = "select * from daily_totals_v1 where exists (select from live) or exists (select from stopped_views)"
+        db.execute(f"create view daily_totals as {older}")
+    upgrade(bank.world)
+    assert _columns(bank.world, "daily_totals") == [column.name for column in all_views()["daily_totals"].columns]
 
 
 def test_a_summary_is_added_up_over_its_partitions(bank: Bookkeeper) -> None:

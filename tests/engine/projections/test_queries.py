@@ -6,9 +6,10 @@ Queries of the author's against a real PostgreSQL: what they call, what they giv
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ from tests.engine.projections import viewkit
 from tests.engine.projections.querykit import query
 from tests.engine.projections.test_asking import EVERYTHING, TOPIC, TOPIC_ID, insert, make
 from tests.engine.projections.viewkit import TOTALS
+from tools.testing import given_views
+
+DAY = date(2026, 1, 2)
 
 THINGS = viewkit.view(EVERYTHING, "things")
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, 120_000, UTC)
@@ -443,3 +447,53 @@ def test_streams_that_a_view_leaves_out_are_counted(db: Connection, things: View
             (stream,),
         )
     assert ask(db, asking("word: str", "select word from things")).parked == 2
+
+
+SHELVES = """
+    class Line(NamedTuple):
+        word: str
+        price: Decimal | None
+
+    class Shelf(NamedTuple):
+        shelf: Key[str]
+        lines: list[Line]
+        marks: dict[str, tuple[date, ...]]
+        line: Line | None
+        share: float
+        at: time
+        long: timedelta
+        money: Decimal
+        blob: bytes
+
+    def rows(event: Filled | Spent, after: State, at: At) -> Iterable[Shelf]:
+        yield from ()
+"""
+
+
+def test_rows_that_a_test_gives_may_have_any_column(
+    db: Connection, world: Settings, asking: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = viewkit.view(SHELVES, "shelves")
+    make(db, world, view)
+    line = vars(sys.modules[view.row.__module__])["Line"]
+    given = (
+        "a",
+        [line("x", Decimal("0.10"))],
+        {"k": (DAY,)},
+        None,
+        0.5,
+        time(1),
+        timedelta(hours=2),
+        Decimal(3),
+        b"\1",
+    )
+    asked = asking(
+        "shelf: str; price: Decimal; marks: dict[str, list[date]]; share: float; long: timedelta",
+        "select s.shelf, (l.line ->> 'price')::numeric as price, s.marks, s.share, s.long "
+        "from shelves s, jsonb_array_elements(s.lines) as l (line) order by 1",
+        of={"shelves": view},
+    )
+    monkeypatch.setattr(given_views, "discover", lambda: {"asked": asked})
+    [found] = given_views.answered(world, "asked", {"shelves": [view.row(*given)]})
+    assert found == ("a", "0.10", {"k": ["2026-01-02"]}, 0.5, "PT7200S")
+    assert db.execute("select from shelves_v1").rowcount == 0, "nothing of it stays"
