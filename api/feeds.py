@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Callable, Hashable
+from collections.abc import AsyncGenerator, Callable, Hashable, Mapping
 from contextlib import suppress
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
+import msgspec
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -24,6 +25,7 @@ from domain.engine.personal.keys import KeysNotRead
 from infra.database.connect import DatabaseUnavailable
 from infra.errors import SamefoldError
 from infra.log.clients import KafkaUnavailable
+from projections.engine.views.queries import Found
 from projections.engine.views.view import View
 
 log = logging.getLogger(__name__)
@@ -58,24 +60,69 @@ class EventStream(StreamingResponse):
             await self._frames.aclose()
 
 
+Places: TypeAlias = tuple[bytes, ...] | None
+"""Digests of the rows of a list; None: there is none."""
+
+
+class State:
+    """The state of what is watched; `tag` identifies it."""
+
+    places: Places = None
+    """Of a list. Watchers keep those of the list that their clients have, and not its rows."""
+
+    def __init__(self, found: Found, event: str, tag: str, **members: Any) -> None:
+        self.tag = tag
+        self._position = str(found.position)
+        self._event, self._members = event, members
+        self._frames: dict[Places, bytes] = {}
+
+    def frame(self, before: Places) -> bytes:
+        """What a client is sent that has the list with these places; encoded once for all of them."""
+        if before not in self._frames:
+            event, members = self.news(before)
+            data = msgspec.json.encode({**members, "position": self._position}).decode()
+            self._frames[before] = format_sse_event(event=event, id=self.tag, data_str=data)
+        return self._frames[before]
+
+    def news(self, before: Places) -> tuple[str, Mapping[str, Any]]:  # noqa: ARG002
+        return self._event, self._members
+
+
+def stopped(found: Found, **members: Any) -> State:
+    assert found.stopped is not None
+    code, since = found.stopped
+    return State(found, "stopped", f"stopped-{since}", code=code, since=since, **members)
+
+
 class Watcher:
-    """One client's watch. A subclass says what is sent to it."""
+    """One client's watch. `tag` is that of the state that it has."""
 
-    def __init__(self) -> None:
+    def __init__(self, tag: str | None) -> None:
+        self._tag = tag
+        self._places: Places = None
+        self._newest: State | None = None
         self._wake = asyncio.Event()
-        self._is_ended = False
+        self.is_ended = False
 
-    def wake(self) -> None:
-        """There is something new."""
-        self._wake.set()
+    def offer(self, state: State) -> None:
+        """It is sent where the client has another one."""
+        if state.tag == self._tag:
+            self._newest, self._places = None, state.places
+        else:
+            self._newest = state
+            self._wake.set()
 
     def end(self) -> None:
-        self._is_ended = True
+        self.is_ended = True
         self._wake.set()
 
     def take(self) -> bytes | None:
         """The frame with what is new, once."""
-        raise NotImplementedError
+        if (state := self._newest) is None:
+            return None
+        frame = state.frame(self._places)
+        self._newest, self._tag, self._places = None, state.tag, state.places
+        return frame
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
         """What is new, whenever there is something, and comments in between."""
@@ -83,7 +130,7 @@ class Watcher:
         yield format_sse_event(comment="samefold", retry=random.randint(*RETRY_MS))
         loop = asyncio.get_running_loop()
         silent_until = loop.time() + HEARTBEAT_S
-        while not self._is_ended:
+        while not self.is_ended:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(silent_until):
                     await self._wake.wait()
@@ -95,16 +142,15 @@ class Watcher:
 
 
 Watched = TypeVar("Watched", bound=Hashable)
-W = TypeVar("W", bound=Watcher)
 
 
-class Feed(Generic[Watched, W]):
+class Feed(Generic[Watched]):
     """All watchers of one view, by what they watch. Its task runs while there are some. A subclass says what a round is."""
 
     def __init__(self, view: View, views: ViewReader, notifications: Notifications) -> None:
         self.view = view
         self.views = views.with_last_rows()
-        self.watchers: dict[Watched, set[W]] = {}
+        self.watchers: dict[Watched, set[Watcher]] = {}
         self._task: asyncio.Task[None] | None = None
         self._due = asyncio.Event()
         notifications.subscribe(self._notified)
@@ -113,14 +159,14 @@ class Feed(Generic[Watched, W]):
         """Read what is watched, and send what is new. Raises whatever reading raises."""
         raise NotImplementedError
 
-    def enter(self, watched: Watched, watcher: W) -> W:
+    def enter(self, watched: Watched, watcher: Watcher) -> Watcher:
         self.watchers.setdefault(watched, set()).add(watcher)
         if self._task is None:
             self._task = asyncio.create_task(self._run())
         self._due.set()
         return watcher
 
-    def leave(self, watched: Watched, watcher: W) -> None:
+    def leave(self, watched: Watched, watcher: Watcher) -> None:
         watchers = self.watchers[watched]
         watchers.discard(watcher)
         if not watchers:

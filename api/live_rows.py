@@ -4,30 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
-from fastapi.sse import format_sse_event
 
-from api.feeds import Feed, Watcher
+from api.feeds import Feed, State, stopped
 from api.view_reader import Values, parked_since, row_members, row_tag
 from infra.access import Rows
 from projections.engine.views.queries import Found, Shape
 
 CHUNK = 1_000
 """Keys in one query."""
-
-
-class State(NamedTuple):
-    """The state of a row; `tag` identifies it."""
-
-    event: str
-    tag: str
-    members: dict[str, Any]
-
-    def frame(self, position: str) -> bytes:
-        body = msgspec.json.encode(self.members | {"position": position})
-        return format_sse_event(event=self.event, id=self.tag, data_str=body.decode())
 
 
 class Watched(NamedTuple):
@@ -37,24 +24,7 @@ class Watched(NamedTuple):
     key: Values
 
 
-class RowWatcher(Watcher):
-    """A watch on one row. `tag` is that of the state that the client has, or is about to get."""
-
-    def __init__(self, tag: str | None) -> None:
-        super().__init__()
-        self.tag = tag
-        self._newest: bytes | None = None
-
-    def send(self, tag: str, frame: bytes) -> None:
-        self.tag, self._newest = tag, frame
-        self.wake()
-
-    def take(self) -> bytes | None:
-        frame, self._newest = self._newest, None
-        return frame
-
-
-class RowFeed(Feed[Watched, RowWatcher]):
+class RowFeed(Feed[Watched]):
     """All watchers of rows of one view."""
 
     async def round(self) -> None:
@@ -75,19 +45,15 @@ class RowFeed(Feed[Watched, RowWatcher]):
         rows = {row.number: json for row, json in zip(found.rows, shown, strict=True)}
         for number, (watched, watchers) in enumerate(zip(some, before, strict=True), start=1):
             state = self._state(found, watched, rows.get(number))
-            if news := [one for one in watchers if one.tag != state.tag]:
-                frame = state.frame(str(found.position))
-                for watcher in news:
-                    watcher.send(state.tag, frame)
+            for watcher in watchers:
+                watcher.offer(state)
 
     def _state(self, found: Found, watched: Watched, row: msgspec.Raw | None) -> State:
         if found.stopped is not None:  # for all watchers alike: it says nothing about a row
-            code, at = found.stopped
-            return State("stopped", f"stopped-{at}", {"code": code, "since": at})
-        if row is None and watched.only:  # also where it is parked: that would reveal the row
-            return State("gone", "gone", {})
-        if (since := parked_since(self.view, found, watched.key)) is not None:
-            return State("parked", f"parked-{since}", {"since_version": since})
+            return stopped(found)
+        since = parked_since(self.view, found, watched.key)
+        if since is not None and not (row is None and watched.only):  # that would reveal the row
+            return State(found, "parked", f"parked-{since}", since_version=since)
         if row is None:
-            return State("gone", "gone", {})
-        return State("row", row_tag(self.view, found, row), row_members(self.view, found, row))
+            return State(found, "gone", "gone")
+        return State(found, "row", row_tag(self.view, found, row), **row_members(self.view, found, row))

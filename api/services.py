@@ -33,7 +33,7 @@ from projections.engine.views.view import View
 if TYPE_CHECKING:
     from api.issuer import Issuer
 
-F = TypeVar("F", bound=Feed[Any, Any])
+F = TypeVar("F", bound=Feed[Any])
 
 POOL_WAIT_S = 2.0
 """For a connection of the pool."""
@@ -112,7 +112,7 @@ class Services:
         self.searches = Slots(settings.api_connections // 2, TOO_MANY_SEARCHES, SEARCH_WAIT_S)
         self._searching: WeakValueDictionary[str, Slots] = WeakValueDictionary()
         self.subscribers = Slots(MAX_LIVE, TOO_MANY_SUBSCRIBERS)
-        self._feeds: dict[tuple[str, type], Feed[Any, Any]] = {}
+        self._feeds: dict[tuple[str, type], Feed[Any]] = {}
 
     @asynccontextmanager
     async def searching(self, caller: str | None) -> AsyncIterator[None]:

@@ -19,8 +19,8 @@ from api import openapi
 from api.cursors import BAD_CURSOR, next_path
 from api.door import caller_of, valid_for_s
 from api.feeds import EventStream, Feed, Watcher
-from api.live_lists import Listed, ListFeed, ListWatcher
-from api.live_rows import RowFeed, RowWatcher, Watched
+from api.live_lists import Listed, ListFeed
+from api.live_rows import RowFeed, Watched
 from api.openapi import JSON, Json, Parked, Position, parameter, responses
 from api.permissions import DENIED, readable, rows_for
 from api.problems import INVALID, STOPPING, invalid, kind, kind_of, problem_of
@@ -63,7 +63,6 @@ from projections.engine.views.queries import Found
 from projections.engine.views.view import Kind, View
 
 K = TypeVar("K", bound=Hashable)
-W = TypeVar("W", bound=Watcher)
 
 LONGEST_TAG = 100
 LONGEST_FEED_S = 300.0
@@ -304,7 +303,7 @@ _NO_INDEX_CAN = (
 async def _live(view: View, request: Request) -> Response:
     only, key = rows_for(request, view), key_of(view, request)
     refuse_unknown(request)
-    return await _watched(view, request, RowFeed, Watched(only, key), RowWatcher)
+    return await _watched(view, request, RowFeed, Watched(only, key))
 
 
 async def _live_list(view: View, request: Request) -> Response:
@@ -317,7 +316,7 @@ async def _live_list(view: View, request: Request) -> Response:
     require_promises(services_of(request))
     if (missing := missing_index(view, page, only)) is not None and not await _reader(request).is_small(view):
         raise NO_INDEX(_unserved(view, page, only), hint=_remedy(view, missing, may_search=False), view=view.name)
-    return await _watched(view, request, ListFeed, Listed(only, page), ListWatcher)
+    return await _watched(view, request, ListFeed, Listed(only, page))
 
 
 def _means_row(view: View, request: Request) -> bool:
@@ -328,9 +327,7 @@ def _means_row(view: View, request: Request) -> bool:
     return request.query_params.keys() <= {"after", IF_STOPPED}
 
 
-async def _watched(
-    view: View, request: Request, kind: type[Feed[K, W]], watched: K, watch: Callable[[str | None], W]
-) -> Response:
+async def _watched(view: View, request: Request, kind: type[Feed[K]], watched: K) -> Response:
     seen = single(request, "Last-Event-ID")
     if seen is not None and len(seen) > LONGEST_TAG:
         raise invalid([("header.Last-Event-ID", "It is the id of an event that was sent.")])
@@ -341,7 +338,7 @@ async def _watched(
         raise STOPPING()
     slots, feed = services.subscribers, services.feed(view, kind)
     await slots.acquire()
-    watcher = feed.enter(watched, watch(seen or None))
+    watcher = feed.enter(watched, Watcher(seen or None))
     valid_s = valid_for_s(request)
     end_s = LONGEST_FEED_S if valid_s is None else min(valid_s, LONGEST_FEED_S)
     expiry = asyncio.get_running_loop().call_later(end_s, watcher.end)

@@ -26,8 +26,7 @@ from fastapi.sse import KEEPALIVE_COMMENT
 
 from api import app, feeds, views
 from api import services as api_services
-from api.live_lists import ListWatcher
-from api.live_rows import RowWatcher
+from api.feeds import State, Watcher
 from api.problems import Problem
 from api.services import TOO_MANY_SEARCHES, TOO_MANY_SUBSCRIBERS, Services
 from api.view_reader import PositionWaits
@@ -40,6 +39,7 @@ from infra.settings import Settings
 from projections.engine.rebuild.rebuild import rebuild, resume
 from projections.engine.store.positions import channel
 from projections.engine.views.core_views import agent_views, all_views
+from projections.engine.views.queries import Found
 from projections.engine.views.token import Token
 from projections.engine.views.view import View
 from tests.engine.api.api import Api, everything, named, problem, ready, served, serving, unfolded
@@ -493,32 +493,37 @@ def test_a_watcher_that_comes_back_is_sent_only_what_is_new_to_it(api: Api, shar
         assert live.next().data["row"]["cents"] == 5
 
 
+def state_of(tag: str) -> State:
+    return State(Mock(spec=Found, position="p"), "row", tag)
+
+
 def test_a_slow_watcher_is_sent_the_newest_state_alone() -> None:
     async def sent() -> list[bytes]:
-        watcher = RowWatcher(None)
+        watcher = Watcher(None)
         frames = watcher.frames()
         assert (await anext(frames)).startswith(b": samefold\nretry: ")
         for state in ("1", "2", "3"):
-            watcher.send(state, state.encode())
+            watcher.offer(state_of(state))
         found = [await anext(frames)]
         watcher.end()
         return found + [frame async for frame in frames]
 
-    assert asyncio.run(sent()) == [b"3"]
+    assert asyncio.run(sent()) == [state_of("3").frame(None)]
 
 
 def test_who_is_woken_for_nothing_gets_comments_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a live list is after each batch that changes none of its rows."""
+    """As who is slow is by batches of which the last undoes the others."""
     monkeypatch.setattr(feeds, "HEARTBEAT_S", 0.02)
 
     async def woken() -> bytes:
-        watcher = ListWatcher(None)
+        watcher = Watcher("seen")
         frames = watcher.frames()
         await anext(frames)
         following = asyncio.ensure_future(anext(frames))
         async with asyncio.timeout(DEADLINE_S):
             while not following.done():
-                watcher.wake()
+                watcher.offer(state_of("other"))
+                watcher.offer(state_of("seen"))
                 await asyncio.sleep(0)
         return await following
 
