@@ -27,8 +27,8 @@ from projections.engine.views.view import View
 
 log = logging.getLogger(__name__)
 
-QUESTION_S = 2.0
-"""A question that takes longer ends its streams: the others wait for it."""
+QUESTION_S = 5.0
+"""A question that takes longer ends its streams: the others wait for it. The wait for a connection counts, which fails sooner."""
 
 
 class Listed(NamedTuple):

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.feeds import Watcher
-from api.live_lists import Listed, ListFeed, Listing
+from api.live_lists import QUESTION_S, Listed, ListFeed, Listing
+from api.services import POOL_WAIT_S
 from api.view_reader import TOO_MANY_READERS
 from domain.engine.personal.keys import KeysNotRead
 from projections.engine.views.pages import Page
@@ -188,3 +189,5 @@ def test_what_passes_keeps_the_clients_of_a_question_and_those_of_the_others(err
         return [*first, *(one.take() is not None for one in both), *(one.is_ended for one in both)]
 
     assert asyncio.run(sent()) == [False, True, True, False, False, False]
+    # for a place in the pool, and for a connection of it: else the question would end for being slow
+    assert QUESTION_S > 2 * POOL_WAIT_S
