@@ -80,7 +80,7 @@ def create_app(settings: Settings, name: str = "api") -> FastAPI:
 
 
 class Direct(BaseRoute):
-    """The first route: calls our routes' functions with the request itself, for HEAD as for GET, unless that would not end.
+    """The first route: calls our routes' functions with the request itself, for HEAD as for GET.
 
     FastAPI tries one route after the other, and its layers take a fifth of the API's time for a command. It answers what has no
     route here: /docs, 404, 405.
@@ -93,9 +93,8 @@ class Direct(BaseRoute):
             node = self._tree
             for part in route.path.split("/"):
                 node = node.setdefault(... if part.startswith("{") else part, {})
-            is_endless = getattr(route.response_class, "media_type", None) == "text/event-stream"
             methods = {*(route.methods or ())}
-            also = {"HEAD"} if "GET" in methods and not is_endless else set()
+            also = {"HEAD"} if "GET" in methods else set()
             node.setdefault(None, {}).update(dict.fromkeys(methods | also, route))
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:

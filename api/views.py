@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Annotated, Any, NotRequired, TypeVar
 
@@ -23,7 +23,7 @@ from api.live_lists import Listed, ListFeed
 from api.live_rows import RowFeed, Watched
 from api.openapi import JSON, Json, Parked, Position, parameter, responses
 from api.permissions import DENIED, readable, rows_for
-from api.problems import INVALID, STOPPING, invalid, kind, kind_of, problem_of
+from api.problems import INVALID, METHOD_NOT_ALLOWED, STOPPING, invalid, kind, kind_of, problem_of
 from api.requests import BAD_SEGMENT, path_of, preferences, refuse_unknown, single
 from api.services import LONGEST_QUERY_MS, TOO_MANY_SEARCHES, TOO_MANY_SUBSCRIBERS, Services, services_of
 from api.view_parameters import parameters_of
@@ -55,8 +55,7 @@ from api.view_reader import (
 from infra.access import BadAccess, Rows
 from infra.database.connect import DatabaseUnavailable
 from projections.engine.queries.query import Query
-from projections.engine.views.column_types import Scalar
-from projections.engine.views.columns import schema_of
+from projections.engine.views.columns import BadValue, schema_of, value_of
 from projections.engine.views.indexes import quoted
 from projections.engine.views.pages import MOST_COUNTED, Page, missing_index, order_of
 from projections.engine.views.queries import Found
@@ -320,14 +319,19 @@ async def _live_list(view: View, request: Request) -> Response:
 
 
 def _means_row(view: View, request: Request) -> bool:
-    """Whether the path may mean the row whose key is the text `live`, and neither `Accept` nor the question says otherwise."""
+    """Whether the path may mean the row whose key is written `live`, and neither `Accept` nor the question says otherwise."""
     [first, *others] = view.key
-    if others or first.scalar is not Scalar.STR or EventStream.media_type in request.headers.get("Accept", "").lower():
+    if others or EventStream.media_type in request.headers.get("Accept", "").lower():
         return False
-    return request.query_params.keys() <= {"after", IF_STOPPED}
+    with suppress(BadValue):
+        value_of(first, "live")
+        return request.query_params.keys() <= {"after", IF_STOPPED}
+    return False
 
 
 async def _watched(view: View, request: Request, kind: type[Feed[K]], watched: K) -> Response:
+    if request.method == "HEAD":
+        raise METHOD_NOT_ALLOWED("It would not end.", headers={"Allow": "GET"})
     seen = single(request, "Last-Event-ID")
     if seen is not None and len(seen) > LONGEST_TAG:
         raise invalid([("header.Last-Event-ID", "It is the id of an event that was sent.")])

@@ -289,6 +289,14 @@ def test_a_row_whose_key_is_the_word_has_its_path(api: Api, shared_world: Settin
     folded(shared_world, open_account("live"))
     found = get(api, "/views/balances/live").json()
     assert found["row"]["account"] == "live"
+    for path in ("/views/balances/live", "/views/balances/%6Cive"):
+        head = api.client.head(path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["ETag"] == get(api, path).headers["ETag"]
+    listed = {"Accept": "text/event-stream"}
+    for path, headers in {"live": listed, "live?account=live": {}, "live/live": {}}.items():
+        head = api.client.head(f"/views/balances/{path}", headers=headers)
+        assert (head.status_code, head.headers["Allow"]) == (405, "GET")
     with subscribed(api, "/views/balances/live/live") as live:
         assert live.next().data["row"] == found["row"]
     with subscribed(api, "/views/balances/live?account=live") as live:
