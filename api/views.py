@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter, WithJsonSchema
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
-from api import openapi
+from api import openapi, problems
 from api.cursors import BAD_CURSOR, next_path
 from api.door import caller_of, valid_for_s
 from api.feeds import EventStream, Feed, Watcher
@@ -116,7 +116,7 @@ def _add(router: APIRouter, view: View) -> None:
     of_parts = TypedDict(f"{title}FieldsPage", {"items": items, **others})  # type: ignore[misc]
     schema = TypeAdapter(of_parts).json_schema()
     question = view.question or f"The rows of {view.name}."
-    state = {"row": row, **parked, "since_version": _SINCE}
+    add_live = partial(router.add_api_route, response_class=EventStream, status_code=200)
     to_row = f"/views/{view.name}/" + "/".join(f"{{{column.name}}}" for column in view.key)
     router.add_api_route(
         f"/views/{view.name}",
@@ -129,7 +129,7 @@ def _add(router: APIRouter, view: View) -> None:
         response_description="Rows in the order of `sort`, then of their keys.",
         responses=responses(READ | {200: READ[200] | {"content": {FIELDS: {"schema": schema}}}}, *UNREAD, *_UNLISTED),
     )
-    router.add_api_route(
+    add_live(
         f"/views/{view.name}/live",  # before the rows, whose key it looks like
         partial(_live_list, view),
         openapi_extra={"parameters": [*parameters_of(view, is_live=True), _LAST_EVENT_ID]},
@@ -138,17 +138,7 @@ def _add(router: APIRouter, view: View) -> None:
         description="Server-sent events: `page` with the rows as they are now; then `changes`, with the places that `leave` the "
         "list that was sent before, and the rows that `enter` it, each at its place in the list as it is then; `stopped` when the "
         "view is not kept up to date, until it is resumed. The stream ends when the token does.",
-        response_class=EventStream,
-        status_code=200,
-        responses=responses(
-            {
-                200: {
-                    "description": "The list.",
-                    "content": {EventStream.media_type: _events({"items": items, **_CHANGES})},
-                }
-            },
-            *(INVALID, NO_INDEX, TOO_MANY_SUBSCRIBERS, *_UNREADABLE),
-        ),
+        responses=_streamed("The list.", {"items": items, **_CHANGES}, NO_INDEX),
     )
     router.add_api_route(
         to_row,
@@ -161,7 +151,7 @@ def _add(router: APIRouter, view: View) -> None:
         response_description="The row.",
         responses=responses(READ, *UNREAD, NO_ROW, PARKED),
     )
-    router.add_api_route(
+    add_live(
         f"{to_row}/live",
         partial(_live, view),
         openapi_extra={"parameters": [*key, _LAST_EVENT_ID]},
@@ -170,17 +160,7 @@ def _add(router: APIRouter, view: View) -> None:
         description="Server-sent events: `row` with the row as it is now, `gone` when there is none, `parked` when it is not "
         "kept up to date, `stopped` when the view is not, until it is resumed. A client that reads slowly gets "
         "only the newest state. The stream ends when the token does.",
-        response_class=EventStream,
-        status_code=200,
-        responses=responses(
-            {
-                200: {
-                    "description": "States of the row.",
-                    "content": {EventStream.media_type: _events(state)},
-                }
-            },
-            *(INVALID, BAD_SEGMENT, TOO_MANY_SUBSCRIBERS, *_UNREADABLE),
-        ),
+        responses=_streamed("States of the row.", {"row": row, **parked, "since_version": _SINCE}, BAD_SEGMENT),
     )
 
 
@@ -421,7 +401,7 @@ class ViewList(TypedDict):
     views: list[ViewDescription]
 
 
-def _events(states: Mapping[str, Any]) -> Json:
+def _streamed(description: str, states: Mapping[str, Any], *kinds: problems.Kind) -> openapi.Responses:
     """Server-sent events with a state as JSON (OpenAPI 3.2, section 4.14.4); each kind of event has some of these members."""
     optional = {name: NotRequired[kind] for name, kind in {**states, "code": str, "since": str}.items()}
     state = TypedDict("State", {"position": Position, **optional})  # type: ignore[misc]
@@ -430,7 +410,9 @@ def _events(states: Mapping[str, Any]) -> Json:
     text = {"type": "string"}
     data = text | {"contentMediaType": JSON, "contentSchema": schema}
     event = {"type": "object", "properties": {"event": text, "id": text, "retry": {"type": "integer"}, "data": data}}
-    return {"schema": text, "itemSchema": event}
+    content = {EventStream.media_type: {"schema": text, "itemSchema": event}}
+    answer: openapi.Responses = {200: {"description": description, "content": content}}
+    return responses(answer, INVALID, *kinds, TOO_MANY_SUBSCRIBERS, *_UNREADABLE)
 
 
 _SINCE = Annotated[int, Field(description="The stream's first version that the row leaves out.")]
