@@ -59,6 +59,11 @@ class EventStream(StreamingResponse):
             self._on_end()
             await self._frames.aclose()
 
+    async def stream_response(self, send: Send) -> None:
+        # the task group keeps the error of a task that it cancels, and that would keep the frames: a cycle with all rows in it
+        with suppress(asyncio.CancelledError):
+            await super().stream_response(send)
+
 
 Places: TypeAlias = tuple[bytes, ...] | None
 """Digests of the rows of a list; None: there is none."""

@@ -11,13 +11,13 @@ import hashlib
 import logging
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
 import msgspec
 
-from api.feeds import PASSING, Feed, Places, State, stopped
+from api.feeds import PASSING, Feed, Places, State, Watcher, stopped
 from api.view_reader import ViewReader, content_tag
 from api.waits import Moved, Notifications
 from infra.access import Rows
@@ -87,6 +87,10 @@ class ListFeed(Feed[Listed]):
     def __init__(self, view: View, views: ViewReader, notifications: Notifications) -> None:
         super().__init__(view, views, notifications)
         self._states: dict[Listed, tuple[Hashable, State]] = {}
+        self._new: list[Listed] = []
+        """Questions that nobody asked before."""
+        self._late: set[Listed] = set()
+        """Those that took too long the last time."""
         self._repairs = 0
         """Notifications without a position: rows may have changed where the agent's position has not, as in a replay."""
 
@@ -94,26 +98,53 @@ class ListFeed(Feed[Listed]):
         self._repairs += moved is None
         super()._notified(agent, moved)
 
+    def enter(self, watched: Listed, watcher: Watcher) -> Watcher:
+        if watched not in self.watchers:
+            self._new.append(watched)
+        return super().enter(watched, watcher)
+
     async def round(self) -> None:
-        """One query tells whether anything moved. Then each question is read that is older, also if another one fails."""
-        # who comes meanwhile may have seen more than this round does; a client that does not read is ended, and still there
-        before = {listed: [one for one in some if not one.is_ended] for listed, some in self.watchers.items()}
+        """One query tells whether anything moved. Then each question is read that is older, also if another one fails.
+
+        New ones are read first: a round may have many.
+        """
+        # who comes meanwhile may have seen more than this round does
+        before = {listed: _alive(watchers) for listed, watchers in self.watchers.items()}
+        self._new.clear()
+        self._late &= before.keys()
         now = _moment(await self.views.by_keys(self.view, ()), self._repairs)
         self._states = {listed: state for listed, state in self._states.items() if before.get(listed)}
         for listed, watchers in before.items():
-            try:
-                if watchers and self._states.get(listed, (None,))[0] != now:
-                    async with asyncio.timeout(QUESTION_S):
-                        self._states[listed] = await self._read(listed)
-            except PASSING as error:
-                log.debug("watching a page of %s: %s", self.view.name, error)
-            except TimeoutError:
+            while self._new:
+                await self._send(self._new.pop(0))
+            if self._states.get(listed, (None,))[0] != now:
+                await self._send(listed)
+            else:
+                self._offer(listed, watchers)
+
+    async def _send(self, listed: Listed) -> None:
+        """Read a question for those who ask it by now."""
+        if not (watchers := _alive(self.watchers.get(listed, ()))):
+            return
+        try:
+            async with asyncio.timeout(QUESTION_S):
+                self._states[listed] = await self._read(listed)
+        except PASSING as error:
+            log.debug("watching a page of %s: %s", self.view.name, error)
+        except TimeoutError:
+            # once, the database may have been away
+            if listed in self._late:
                 log.warning("a live list of %s ends: its question takes longer than %g s", self.view.name, QUESTION_S)
                 for watcher in watchers:
                     watcher.end()
-            else:
-                for watcher in watchers:
-                    watcher.offer(self._states[listed][1])
+            self._late ^= {listed}
+        else:
+            self._late.discard(listed)
+            self._offer(listed, watchers)
+
+    def _offer(self, listed: Listed, watchers: Iterable[Watcher]) -> None:
+        for watcher in watchers:
+            watcher.offer(self._states[listed][1])
 
     async def _read(self, listed: Listed) -> tuple[Hashable, State]:
         repairs = self._repairs
@@ -121,6 +152,11 @@ class ListFeed(Feed[Listed]):
         state = stopped(found, parked=found.parked) if found.stopped else Listing(found, await self.views.shown(found))
         # a person may be forgotten without a batch: it is read again each time
         return None if found.has_personal else _moment(found, repairs), state
+
+
+def _alive(watchers: Iterable[Watcher]) -> list[Watcher]:
+    """A client that does not read is still there when its watch has ended."""
+    return [one for one in watchers if not one.is_ended]
 
 
 def _moment(found: Found, repairs: int) -> Hashable:

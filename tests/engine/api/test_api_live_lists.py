@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import http.client
 import json
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
+from itertools import count
 from pathlib import Path
 from random import Random
 from socket import SHUT_RDWR, socket
@@ -19,6 +21,7 @@ import httpx
 import pytest
 
 from api import live_lists
+from api.feeds import Watcher
 from api.live_lists import ListFeed
 from api.live_rows import RowFeed
 from api.view_reader import ViewReader
@@ -283,6 +286,74 @@ def test_a_question_that_takes_too_long_ends_its_streams_and_no_others(
         assert slow.error is None
         folded(shared_world, deposit("slow", "slow-1", 5))
         assert other.next().event == "changes"
+
+
+def test_a_question_that_takes_too_long_once_goes_on(
+    api: Api, shared_world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database may have been away."""
+    folded(shared_world, open_account("frozen"))
+    monkeypatch.setattr(live_lists, "QUESTION_S", 0.5)
+    read, frozen = ViewReader.page, count()
+
+    async def page(self: ViewReader, view: View, page: Page, only: Rows | None = None) -> Found:
+        if page.most == 9 and next(frozen) % 2:
+            await asyncio.Event().wait()
+        return await read(self, view, page, only)
+
+    monkeypatch.setattr(ViewReader, "page", page)
+    with subscribed(api, "/views/balances/live?account=frozen&limit=9") as live:
+        assert live.next().event == "page"
+        for number in range(3):
+            folded(shared_world, deposit("frozen", f"frozen-{number}", 5))
+            assert live.next().event == "changes"
+
+
+def test_a_new_question_is_read_before_the_others_of_a_round(
+    api: Api, shared_world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folded(shared_world, open_account("busy"))
+    read, is_read, goes_on, asked = ViewReader.page, Event(), Event(), list[int]()
+
+    async def page(self: ViewReader, view: View, page: Page, only: Rows | None = None) -> Found:
+        asked.append(page.most)
+        if len(asked) == 4:
+            is_read.set()
+            await asyncio.to_thread(goes_on.wait, DEADLINE_S)
+        return await read(self, view, page, only)
+
+    path = "/views/balances/live?account=busy&limit="
+    with ExitStack() as stack:
+        for limit in (11, 12, 13):
+            assert stack.enter_context(subscribed(api, f"{path}{limit}")).next().event == "page"
+        gone = ExitStack()
+        assert gone.enter_context(subscribed(api, f"{path}14")).next().event == "page"
+        asked += [0, 0, 0]
+        monkeypatch.setattr(ViewReader, "page", page)
+        folded(shared_world, deposit("busy", "busy-1", 5))
+        assert is_read.wait(DEADLINE_S)
+        gone.close()
+        new = stack.enter_context(subscribed(api, f"{path}15"))
+        feed = api.services.feed(all_views()["balances"], ListFeed)
+        until(lambda: [one.page.most for one in feed.watchers] == [11, 12, 13, 15], "one is gone, and one is new")
+        goes_on.set()
+        assert new.next().event == "page"
+    assert asked[3:5] == [11, 15]
+    assert 14 not in asked, "nobody asks it any more"
+
+
+def test_clients_that_leave_leave_nothing_behind(api: Api, shared_world: Settings) -> None:
+    """The collector of garbage comes seldom (docs/reliability.md): each client would hold its rows until then."""
+    folded(shared_world, open_account("leaving"))
+    gc.collect()
+    gc.disable()
+    try:
+        for path in ("/views/balances/live?account=leaving", "/views/balances/leaving/live"):
+            with subscribed(api, path) as live:
+                live.next()
+        until(lambda: not any(isinstance(one, Watcher) for one in gc.get_objects()), "all watches are gone")
+    finally:
+        gc.enable()
 
 
 def test_a_row_whose_key_is_the_word_has_its_path(api: Api, shared_world: Settings) -> None:
