@@ -250,11 +250,11 @@ def _indexes(settings: Settings) -> str:
     views = _imported("projections/", all_views)
     try:
         with session(settings, "doctor") as connection:
-            found = str(compare(connection, views.values()))
+            found = compare(connection, views.values())
     except (NotConfigured, DatabaseBehind, DatabaseRefused) as error:
         return f"not checked: {error.message}"
     if found:
-        raise Unfit(f"They differ from those that this code declares: {found}.", INDEXES_HINT)
+        raise Unfit(f"{', '.join(map(str, found))}.", INDEXES_HINT)
     return "as this code declares them"
 
 

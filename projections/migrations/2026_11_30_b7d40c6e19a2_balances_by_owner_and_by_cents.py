@@ -9,10 +9,10 @@ down_revision = "6d9363487a46"
 
 def upgrade() -> None:
     op.create_index(
-        "balances_v2_by_cents_account_ee3e18a8", "balances_v2", ["cents", "account"], unique=False, if_not_exists=True
+        "balances_v2_by_cents_account_031a120f", "balances_v2", ["cents", "account"], unique=False, if_not_exists=True
     )
     op.create_index(
-        "balances_v2_by_owner_account_0379c035",
+        "balances_v2_by_owner_account_7bb00a91",
         "balances_v2",
         [sa.literal_column('left("owner", 100) collate "C"'), "account"],
         unique=False,

@@ -8,7 +8,6 @@ invalid index, which the next one makes again.
 import logging
 import re
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from graphlib import TopologicalSorter
@@ -18,24 +17,22 @@ import psycopg
 import sqlalchemy as sa
 from alembic.operations import Operations
 from alembic.operations.ops import CreateIndexOp, DropIndexOp
-from psycopg import errors, sql
+from psycopg import errors
 
 from infra.database import revisions
 from infra.database.connect import Connection, as_login, connect, who
 from infra.errors import SamefoldError
 from infra.processes.engines import Progress
 from infra.settings import Settings
-from projections.engine.rebuild.claims import by_whom, session_name, try_claim
-from projections.engine.rebuild.indexing import compare, make
+from projections.engine.rebuild.claims import session_name
+from projections.engine.rebuild.indexing import compare, mend, turn
 from projections.engine.views import core_views
-from projections.engine.views.indexes import index_name, is_index_name
+from projections.engine.views.indexes import digest_in
 from projections.engine.views.tables import table_of
 
 log = logging.getLogger(__name__)
 
-_TURN = "all indexes"
-"""What upgrades claim in turn; no view has such a name. To wait for a lock would hold a snapshot, for which others would wait."""
-_PAUSE_S = 0.5
+_LOOK_S = 0.5
 
 
 class Indexed(NamedTuple):
@@ -51,24 +48,29 @@ def operations() -> list[CreateIndexOp | DropIndexOp]:
     for view in core_views.all_views().values():
         table = table_of(view)
         for index in sorted(table.indexes, key=lambda index: str(index.name)):
-            if planned.pop(str(index.name), ("drop", ""))[0] == "drop":
+            kind, _ = planned.pop((table.name, digest_in(table.name, str(index.name))), ("drop", ""))
+            if kind == "drop":
                 found.append(made := CreateIndexOp.from_index(index))
                 made.if_not_exists = True
         found += [
             DropIndexOp(name, table.name, if_exists=True)
-            for name, (kind, of) in planned.items()
-            if kind == "create" and of == table.name and is_index_name(table.name, name)
+            for (of, _), (kind, name) in planned.items()
+            if kind == "create" and of == table.name
         ]
     return found
 
 
-def _planned() -> dict[str, tuple[str, str]]:
-    """What the migrations do last with each index that they name, and its table."""
+def _planned() -> dict[tuple[str, str | None], tuple[str, str]]:
+    """What the migrations do last with an index, and its name; by the version's first table and the digest in the name.
+
+    An index that a migration's author named is left to him.
+    """
     there = revisions.revisions()
-    found = {}
+    found = dict[tuple[str, str | None], tuple[str, str]]()
     for one in TopologicalSorter({name: migration.follows for name, migration in there.items()}).static_order():
         for kind, name, table in _OPERATION.findall(there[one].file.read_text()):
-            found[name] = kind, table
+            if digest := digest_in(table, name):
+                found[table, digest] = kind, name
     return found
 
 
@@ -89,49 +91,27 @@ def _create_index(operations: Operations, operation: CreateIndexOp) -> None:
 def settle_indexes(settings: Settings, progress: Progress) -> Indexed:
     """Make the declared indexes that existing tables of this code's versions lack, and drop those that are no longer declared.
 
-    Only what migrations name, so that none of them is forgotten. Upgrades take turns. Nothing that agents and readers do waits for
-    this; it waits for the end of transactions that are older than an index. Raises DatabaseAhead, MigrationsConflict.
+    Only what this code's migrations make or drop last: so none is forgotten there, and what newer code has made stays. Upgrades
+    take turns. Nothing that agents and readers do waits for this; it waits for transactions that are older than an index.
+
+    Raises DatabaseAhead, MigrationsConflict.
     """
-    views, done = core_views.all_views(), Indexed([], [])
-    planned = {name: kind for name, (kind, _) in _planned().items()}
-    with connect(settings, session_name("db upgrade"), statement_timeout_ms=0) as connection:
-        _take_turn(connection)
+    done, planned = Indexed([], []), _planned()
+    with connect(settings, session_name("db upgrade"), statement_timeout_ms=0) as connection, turn(connection):
         revisions.heads()
         applied = revisions.applied(connection)
-        revisions.require_known(applied)  # older code must not drop what newer code has made
+        revisions.require_known(applied)
         if not applied:
             return done
         connection.execute("set lock_timeout = 0")  # neither agents nor readers wait behind this
-        found = compare(connection, views.values())
-        for name in found.invalid:
-            _drop(settings, connection, name, progress)
-        for one in found.missing:
-            if planned.get(index_name(one.view.table_name, one.order)) == "create":
+        for one in compare(connection, core_views.all_views().values()):
+            kind, _ = planned.get((one.view.table_name, digest_in(one.table, one.name)), ("", ""))
+            if kind == ("create" if one.order else "drop"):
                 # a rebuild may have dropped the table since
-                with suppress(errors.UndefinedTable), _shown(settings, connection, one.name, progress):
-                    make(connection, one, concurrently=True)
-                    done.made.append(one.name)
-        # of the other tables, names do not tell which index of the migrations they are like
-        kept = {one.view.name for one in found.undeclared if planned.get(one.name) == "create"}
-        for gone in found.undeclared:
-            if gone.view.name not in kept:
-                _drop(settings, connection, gone.name, progress)
-                done.dropped.append(gone.name)
+                with suppress(errors.UndefinedTable), _shown(settings, connection, f"{kind} {one.name}", progress):
+                    mend(connection, one, concurrently=True)
+                    (done.made if one.order else done.dropped).append(one.name)
     return done
-
-
-def _take_turn(connection: Connection) -> None:
-    is_told = False
-    while not try_claim(connection, _TURN):
-        if not is_told:
-            log.warning("another upgrade makes indexes; this one waits for it%s", by_whom(connection, _TURN))
-            is_told = True
-        time.sleep(_PAUSE_S)
-
-
-def _drop(settings: Settings, connection: Connection, name: str, progress: Progress) -> None:
-    with _shown(settings, connection, f"drop {name}", progress):
-        connection.execute(sql.SQL("drop index concurrently if exists {}").format(sql.Identifier(name)))
 
 
 @contextmanager
@@ -144,7 +124,7 @@ def _shown(settings: Settings, connection: Connection, what: str, progress: Prog
     def show() -> None:
         stage, seen, told = "", 0, set[int]()
         with suppress(psycopg.Error, SamefoldError), connect(settings, "samefold db progress") as second:
-            while not is_over.wait(_PAUSE_S):
+            while not is_over.wait(_LOOK_S):
                 with as_login(second):
                     row = second.execute(_PROGRESS, (pid,)).fetchone()
                     [(blocking,)] = second.execute("select pg_blocking_pids(%s)", (pid,))

@@ -138,8 +138,8 @@ def check(settings: Settings) -> None:
                 differences = "; ".join(_in_words(diff) for diff in found.as_diffs())
                 raise SchemaDrift(f"The database's tables differ from the code's: {differences}.", hint)
     with session(settings, "samefold db") as plain:
-        if found := str(compare(plain, core_views.all_views().values())):
-            raise SchemaDrift(f"The tables' indexes differ from those that the code declares: {found}.", INDEXES_HINT)
+        if found := compare(plain, core_views.all_views().values()):
+            raise SchemaDrift(f"Of the tables' indexes, {', '.join(map(str, found))}.", INDEXES_HINT)
 
 
 _HINTS = {

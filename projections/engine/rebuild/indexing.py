@@ -1,72 +1,63 @@
 """The indexes that tables have, beside those that their views declare. Names are compared: they hold a digest of the definition.
 
 An index is missing on a table that a release without its declaration loaded, and invalid where PostgreSQL was interrupted when it
-made or dropped it concurrently.
+made or dropped it concurrently. Upgrades and switches mend that in turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+import logging
+import time
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from psycopg import sql
 
 from infra.database.connect import Connection
-from projections.engine.views.indexes import Order, index_name, is_index_name, line_for
+from projections.engine.rebuild.claims import by_whom, release, try_claim
+from projections.engine.views.indexes import Order, digest_in, index_name, line_for
 from projections.engine.views.view import View
 
-HINT = "Run `samefold db upgrade`, which makes and drops them beside live traffic."
+log = logging.getLogger(__name__)
+
+HINT = (
+    "Run `samefold db upgrade`, which makes and drops them beside live traffic. It leaves alone what no migration of this code "
+    "names: unless newer code has made it, declare it, or `drop index concurrently`."
+)
+_TURN = "all indexes"
+"""What upgrades claim in turn; no view has such a name. To wait for a lock would hold a snapshot, for which others would wait."""
+_PAUSE_S = 0.5
 
 
-class Missing(NamedTuple):
-    """A declared index that a table does not have, or has as an invalid one."""
-
-    view: View
-    table: str
-    order: Order
-
-    @property
-    def name(self) -> str:
-        return index_name(self.table, self.order)
-
-
-class Undeclared(NamedTuple):
-    """An index that a former declaration made."""
+class Difference(NamedTuple):
+    """A declared index that a table does not have, or has as an invalid one; or one that a former declaration made."""
 
     view: View
     table: str
     name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Differences:
-    """What a comparison finds. Indexes that somebody made by hand are no difference."""
-
-    missing: list[Missing] = field(default_factory=list)
-    undeclared: list[Undeclared] = field(default_factory=list)
-    invalid: list[str] = field(default_factory=list)
+    order: Order | None
+    """None: it is not declared."""
+    is_there: bool
 
     def __str__(self) -> str:
-        """As the end of a sentence; "" if there are none."""
-        missing = sorted({one.name for one in self.missing} - {*self.invalid})
-        found = {"missing": missing, "invalid": self.invalid, "not declared": [one.name for one in self.undeclared]}
-        return "; ".join(f"{what}: {', '.join(names)}" for what, names in found.items() if names)
+        return f"{self.name} is {'not declared' if not self.order else 'invalid' if self.is_there else 'missing'}"
 
 
-def compare(connection: Connection, views: Iterable[View]) -> Differences:
-    """The indexes of all tables of these versions of the views, except those that are being loaded: they get theirs at the end."""
+def compare(connection: Connection, views: Iterable[View]) -> list[Difference]:
+    """What differs in all tables of these versions of the views. Indexes that somebody made by hand are no difference.
+
+    Tables that are being loaded are left out: they get theirs at the end.
+    """
     of_comment = {view.comment: view for view in views}
-    found = Differences()
+    found = list[Difference]()
     for table, comment, indexes in connection.execute(_INDEXES, (list(of_comment),)).fetchall():
         view = of_comment[comment]
-        ours = {name: is_valid for name, is_valid in indexes.items() if is_index_name(table, name)}
-        found.invalid.extend(name for name, is_valid in ours.items() if not is_valid)
-        found.missing.extend(
-            Missing(view, table, order) for order in view.indexes if not ours.get(index_name(table, order))
-        )
-        declared = {index_name(table, order) for order in view.indexes}
-        found.undeclared.extend(Undeclared(view, table, name) for name in ours if name not in declared)
+        wanted: dict[str, Order | None] = {index_name(table, order): order for order in view.indexes}
+        former = {name: None for name in indexes if name not in wanted and digest_in(table, name)}
+        for name, order in (wanted | former).items():
+            if not (order and indexes.get(name)):
+                found.append(Difference(view, table, name, order, name in indexes))
     return found
 
 
@@ -82,19 +73,44 @@ select t.relname, obj_description(t.oid, 'pg_class'),
 """A table's comment names its view, version and shape."""
 
 
-def make_missing(connection: Connection, views: Iterable[View], tables: Collection[str]) -> None:
+def make_missing(connection: Connection, views: Collection[View], tables: Collection[str]) -> None:
     """Make what these tables lack. Writers of a table wait meanwhile: no other process writes to one that is not live."""
-    for one in compare(connection, views).missing:
-        if one.table in tables:
-            make(connection, one)
+
+    def lacking() -> list[Difference]:
+        return [one for one in compare(connection, views) if one.table in tables and one.order]
+
+    if lacking():
+        with turn(connection):
+            for one in lacking():
+                mend(connection, one)
 
 
-def make(connection: Connection, missing: Missing, *, concurrently: bool = False) -> None:
-    """Make an index, and let the planner know the values of its expressions."""
+@contextmanager
+def turn(connection: Connection) -> Iterator[None]:
+    """Others that make or drop indexes wait meanwhile: one that is being made is invalid."""
+    is_told = False
+    while not try_claim(connection, _TURN):
+        if not is_told:
+            log.warning("another command makes indexes; this one waits for it%s", by_whom(connection, _TURN))
+            is_told = True
+        time.sleep(_PAUSE_S)
+    try:
+        yield
+    finally:
+        if not connection.broken:
+            release(connection, _TURN)
+
+
+def mend(connection: Connection, one: Difference, *, concurrently: bool = False) -> None:
+    """Drop the index if it is there; make it if it is declared, and let the planner know the values of its expressions."""
     from projections.engine.views.tables import to_add_indexes  # SQLAlchemy, which only builders import
 
-    connection.execute(to_add_indexes(missing.view, missing.table, concurrently=concurrently)[missing.name])
-    connection.execute(sql.SQL("analyze {}").format(sql.Identifier(missing.table)))
+    if one.is_there:
+        # those who read the SQL view have locked the tables that are not live, too
+        connection.execute(sql.SQL("drop index concurrently if exists {}").format(sql.Identifier(one.name)))
+    if one.order:
+        connection.execute(to_add_indexes(one.view, one.table, concurrently=concurrently)[one.name])
+        connection.execute(sql.SQL("analyze {}").format(sql.Identifier(one.table)))
 
 
 def hand_made(connection: Connection, tables: Iterable[str]) -> list[str]:
@@ -106,7 +122,7 @@ def hand_made(connection: Connection, tables: Iterable[str]) -> list[str]:
     return [
         what + (f" (drop it, or declare it in its view's file: `{line_for(columns)}`)" if columns else "")
         for what, table, name, columns in found
-        if not (name and is_index_name(table, name))
+        if not (name and digest_in(table, name))
     ]
 
 

@@ -135,15 +135,15 @@ def _bytes(order: Order, *, is_summary: bool) -> int:
 
 
 def index_name(table: str, order: Order) -> str:
-    """The name of the index of this order. Another definition has another name, so names are all that migrations compare."""
-    defined = ", ".join(map(str, order))
-    digest = hashlib.sha256(f"{table} ({defined})".encode()).hexdigest()[:8]
+    """The name of the index of this order. Its digest is of the order alone, so it is the same for all tables of a version."""
+    digest = hashlib.sha256(", ".join(map(str, order)).encode()).hexdigest()[:8]
     return f"{_readable(table, *(part.column.name for part in order))}_{digest}"
 
 
-def is_index_name(table: str, name: str) -> bool:
-    """Whether it is such a name. Other indexes of the table were made by hand."""
-    return re.fullmatch(rf"{re.escape(_readable(table, ''))}.*_[0-9a-f]{{8}}", name) is not None
+def digest_in(table: str, name: str) -> str | None:
+    """The digest in such a name; None of an index that was made by hand."""
+    found = re.fullmatch(rf"{re.escape(_readable(table, ''))}.*_([0-9a-f]{{8}})", name)
+    return found and found[1]
 
 
 def _readable(table: str, *columns: str) -> str:

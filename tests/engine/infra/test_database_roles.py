@@ -230,17 +230,17 @@ def test_the_migrator_makes_indexes_and_says_for_whom_it_waits(
     place: RoleWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     with place.connected() as db:
-        db.execute("drop index balances_v2_by_cents_account_ee3e18a8")
+        db.execute("drop index balances_v2_by_cents_account_031a120f")
     with place.connected("agent") as agent, ThreadPoolExecutor(1) as pool:
         agent.execute("begin isolation level repeatable read")
         agent.execute("update balances_v2 set cents = cents")
         upgraded = pool.submit(upgrade, place.of("migrator"))
         until(lambda: f"user {place.role('agent')}" in caplog.text, "the session is named")
         agent.execute("rollback")
-        assert upgraded.result(DEADLINE_S).indexes.made == ["balances_v2_by_cents_account_ee3e18a8"]
+        assert upgraded.result(DEADLINE_S).indexes.made == ["balances_v2_by_cents_account_031a120f"]
     with place.connected() as db:
         [(owner,)] = db.execute("select tableowner from pg_tables where tablename = 'balances_v2'")
-        found = "select pg_get_userbyid(relowner) from pg_class where relname = 'balances_v2_by_cents_account_ee3e18a8'"
+        found = "select pg_get_userbyid(relowner) from pg_class where relname = 'balances_v2_by_cents_account_031a120f'"
         assert db.execute(found).fetchone() == (owner,)
 
 

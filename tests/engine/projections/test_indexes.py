@@ -10,8 +10,8 @@ import os
 import random
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, date, datetime
@@ -37,7 +37,7 @@ from projections.engine.rebuild.rebuild import go_to, rebuild
 from projections.engine.views.column_types import MOST_KEY_BYTES
 from projections.engine.views.columns import BadView
 from projections.engine.views.core_views import all_views
-from projections.engine.views.indexes import Order, index_name, is_index_name, orders_of
+from projections.engine.views.indexes import Order, digest_in, index_name, orders_of
 from projections.engine.views.tables import to_index, to_make
 from projections.engine.views.view import View
 from tests.engine.bookkeeper import Bookkeeper, fold_all
@@ -52,7 +52,7 @@ from tools.testing.waiting import DEADLINE_S, until
 
 __all__ = ["scripts"]
 
-BALANCES = "balances_v2_by_cents_account_ee3e18a8", "balances_v2_by_owner_account_0379c035"
+BALANCES = "balances_v2_by_cents_account_031a120f", "balances_v2_by_owner_account_7bb00a91"
 
 """In the order of their names."""
 MADE = [*reversed(BALANCES)]
@@ -66,7 +66,7 @@ def there(settings: Settings, table: str, *, valid: bool = True) -> list[str]:
         "where indrelid = to_regclass(%s) and indisvalid = %s order by 1"
     )
     with connect(settings, "test") as db:
-        return [name for (name,) in db.execute(query, (table, valid)) if is_index_name(table, name)]
+        return [name for (name,) in db.execute(query, (table, valid)) if digest_in(table, name)]
 
 
 def names(view: View, table: str | None = None) -> list[str]:
@@ -99,7 +99,7 @@ def done(settings: Settings) -> None:
 
 @contextmanager
 def old_transaction(
-    settings: Settings, statement: bytes = b"update balances_v2 set cents = cents"
+    settings: Settings, statement: bytes | sql.Composed = b"update balances_v2 set cents = cents"
 ) -> Iterator[Connection]:
     """One that has done this, by default written to `balances`, and does not end."""
     with connect(settings, "somebody") as db:
@@ -234,10 +234,60 @@ def test_older_code_drops_no_index_of_newer_code(bank: Bookkeeper, monkeypatch: 
     with connect(bank.world, "test") as db:
         db.execute("update alembic_version set version_num = '9999' where version_num = 'b7d40c6e19a2'")
     declare(monkeypatch, replace(all_views()["balances"], indexes=()))
-    monkeypatch.setattr(indexes, "_planned", lambda: dict.fromkeys(BALANCES, ("drop", "balances_v2")))
+    dropped = {("balances_v2", digest_in("balances_v2", name)): ("drop", name) for name in BALANCES}
+    monkeypatch.setattr(indexes, "_planned", lambda: dropped)
     with pytest.raises(DatabaseAhead):
         migrate.upgrade(bank.world)
     assert there(bank.world, "balances_v2") == list(BALANCES)
+
+
+def test_the_release_before_leaves_alone_what_a_newer_release_is_making(
+    bank: Bookkeeper, scripts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = bank.world
+    rebuild(world, ["balances"], older_views())
+    behind(world)
+    made = indexes.settle_indexes(world, SILENT).made  # its migrations are not applied yet
+    assert len(made) == 4
+    with monkeypatch.context() as old:
+        declare(old, older_views()["balances"])
+        next(scripts.glob("*b7d40c6e19a2*")).unlink()
+        assert migrate.upgrade(world).indexes == ([], [])
+    assert sorted(made) == sorted(there(world, "balances_v2") + there(world, "balances_v2_r2"))
+
+
+@pytest.mark.parametrize("first_table", ["stays", "goes"])
+def test_an_index_that_no_migration_drops_stays(
+    bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch, first_table: str
+) -> None:
+    """Also where the version's first table is gone."""
+    world = bank.world
+    rebuild(world, ["balances"], all_views())
+    if first_table == "goes":
+        with connect(world, "somebody") as db:
+            db.execute("drop table balances_v2 cascade")  # with the SQL view, which the upgrade makes again
+    declare(monkeypatch, older_views()["balances"])
+    assert migrate.upgrade(world).indexes == ([], [])
+    assert there(world, "balances_v2_r2") == names(all_views()["balances"], "balances_v2_r2")
+
+
+def test_an_index_that_no_migration_names_is_told_with_what_to_do(
+    empty_world: Settings, scripts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The author has removed the declaration, and the migration that was released nowhere."""
+    declare(monkeypatch, view(PURSES))
+    migrate.upgrade(empty_world)
+    migrate.revise(empty_world, "purses")
+    migrate.upgrade(empty_world)
+    [index] = names(indexed('Index("cents")'))
+    with connect(empty_world, "test") as db:
+        db.execute(sql.SQL("create index {} on purses_v1 (cents, purse)").format(sql.Identifier(index)))
+        assert migrate.upgrade(empty_world).indexes == ([], [])
+        with pytest.raises(SchemaDrift, match=f"{index} is not declared") as refused:
+            migrate.check(empty_world)
+        assert "`drop index concurrently`" in refused.value.hint
+        db.execute(sql.SQL("drop index concurrently {}").format(sql.Identifier(index)))
+    migrate.check(empty_world)
 
 
 # ── beside live traffic ──
@@ -276,7 +326,7 @@ def test_upgrades_at_once_make_an_index_once(bank: Bookkeeper, caplog: pytest.Lo
         with old_transaction(world):
             upgraded = [pool.submit(migrate.upgrade, world) for _ in range(3)]
             until(lambda: waits(world), "the index waits for the transaction")
-            until(lambda: caplog.text.count("another upgrade makes indexes") == 2, "the others wait for it")
+            until(lambda: caplog.text.count("another command makes indexes") == 2, "the others wait for it")
         made = [future.result(DEADLINE_S).indexes.made for future in upgraded]
     assert sorted(made) == [[], [], MADE]
     assert "this one waits for it: session " in caplog.text
@@ -296,8 +346,8 @@ def test_a_migration_does_not_lock_writers_out_of_a_table_whose_index_is_there(
 
 
 STAGES = {
-    "before its turn": "tools.migrations.indexes._take_turn",
-    "before the first": "tools.migrations.indexes.make",
+    "before its turn": "tools.migrations.indexes.turn",
+    "before the first": "tools.migrations.indexes.mend",
     "before the migration": "alembic.command.upgrade",
     "after the migration, not committed": "tools.migrations.migrate.settle",
     "after the migration": "tools.migrations.migrate.ensure_sql_views",
@@ -335,40 +385,43 @@ def test_a_process_that_is_killed_in_the_midst_of_an_index_leaves_its_session_to
 
 @pytest.mark.parametrize("drop", [False, True], ids=["made", "dropped"])
 def test_an_invalid_index_is_made_again(bank: Bookkeeper, samefold: Samefold, drop: bool) -> None:
-    """As PostgreSQL leaves it when it is interrupted."""
     world = bank.world
-    if not drop:
+    if drop:
+        interrupt(world, "balances_v2", lambda: _drop_concurrently(world, BALANCES[0]))
+    else:
         behind(world)
-    with old_transaction(world), ThreadPoolExecutor(1) as pool:
-        if drop:
-            work: Future[Any] = pool.submit(_drop_concurrently, world)
-            until(lambda: there(world, "balances_v2", valid=False), "the index is invalid")
-        else:
-            work = pool.submit(indexes.settle_indexes, world, SILENT)
-            until(lambda: waits(world), "the index waits for the transaction")
-        with connect(world, "administrator") as db:
+        interrupt(world, "balances_v2", lambda: indexes.settle_indexes(world, SILENT))
+    [invalid] = there(world, "balances_v2", valid=False)
+    if drop:
+        with pytest.raises(SchemaDrift, match=f"{invalid} is invalid") as refused:
+            migrate.check(world)
+        assert "samefold db upgrade" in refused.value.hint
+        told = samefold("doctor", settings=world)
+        assert told.returncode == 1
+        assert f"{invalid} is invalid." in " ".join(told.stdout.split())
+    assert invalid in migrate.upgrade(world).indexes.made
+    done(world)
+
+
+def interrupt(settings: Settings, table: str, work: Callable[[], object]) -> None:
+    """Interrupt PostgreSQL while it makes or drops an index of the table concurrently: it leaves it as an invalid one."""
+    statement = sql.SQL("lock table {} in row exclusive mode").format(sql.Identifier(table))
+    with old_transaction(settings, statement), ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        until(lambda: there(settings, table, valid=False), "the index is invalid")
+        with connect(settings, "administrator") as db:
             db.execute(
                 "select pg_terminate_backend(pid, 5000) from pg_stat_activity "
                 "where datname = current_database() and query ~* '(create|drop) index concurrently' and pid <> pg_backend_pid()"
             )
         with pytest.raises(Exception, match=r"ended this session|terminating connection"):
-            work.result(DEADLINE_S)
-    [invalid] = there(world, "balances_v2", valid=False)
-    if drop:
-        with pytest.raises(SchemaDrift, match=f"invalid: {invalid}") as refused:
-            migrate.check(world)
-        assert "samefold db upgrade" in refused.value.hint
-        told = samefold("doctor", settings=world)
-        assert told.returncode == 1
-        assert f"They differ from those that this code declares: invalid: {invalid}." in " ".join(told.stdout.split())
-    assert invalid in migrate.upgrade(world).indexes.made
-    done(world)
+            working.result(DEADLINE_S)
 
 
-def _drop_concurrently(settings: Settings) -> None:
+def _drop_concurrently(settings: Settings, index: str) -> None:
     with connect(settings, "somebody") as db:
         db.execute("set lock_timeout = 0")
-        db.execute(sql.SQL("drop index concurrently {}").format(sql.Identifier(BALANCES[0])))
+        db.execute(sql.SQL("drop index concurrently {}").format(sql.Identifier(index)))
 
 
 # ── builds ──
@@ -393,12 +446,39 @@ def test_a_build_of_the_release_before_gets_them_before_its_switch(bank: Bookkee
     migrate.check(bank.world)
 
 
+def test_a_switch_makes_an_invalid_one_again(bank: Bookkeeper) -> None:
+    world = bank.world
+    rebuild(world, ["balances"], all_views(), make_live=False)
+    wanted = names(all_views()["balances"], "balances_v2_r2")
+    interrupt(world, "balances_v2_r2", lambda: _drop_concurrently(world, wanted[0]))
+    assert there(world, "balances_v2_r2", valid=False) == [wanted[0]]
+    go_to(world, ["balances"], all_views())
+    assert there(world, "balances_v2_r2") == wanted
+    migrate.check(world)
+
+
+def test_a_switch_waits_for_an_upgrade_that_makes_them(bank: Bookkeeper, caplog: pytest.LogCaptureFixture) -> None:
+    world = bank.world
+    rebuild(world, ["balances"], older_views(), make_live=False)
+    with ThreadPoolExecutor(2) as pool:
+        with old_transaction(world, b"select from balances_v2_r2"):
+            upgraded = pool.submit(migrate.upgrade, world)
+            until(lambda: waits(world), "the index waits for the transaction")
+            switched = pool.submit(go_to, world, ["balances"], all_views())
+            until(lambda: "this one waits for it: session " in caplog.text, "the switch waits for the upgrade")
+        assert len(upgraded.result(DEADLINE_S).indexes.made) == 2
+        switched.result(DEADLINE_S)
+    assert live_table(world, "balances") == "balances_v2_r2"
+    migrate.check(world)
+
+
 def test_an_upgrade_gives_them_to_tables_that_the_release_before_made_live(bank: Bookkeeper) -> None:
     world = bank.world
     rebuild(world, ["balances"], older_views())
     missing = names(all_views()["balances"], "balances_v2_r2")
-    with pytest.raises(SchemaDrift, match=f"missing: {', '.join(missing)}"):
+    with pytest.raises(SchemaDrift) as refused:
         migrate.check(world)
+    assert all(f"{name} is missing" in refused.value.message for name in missing)
     assert sorted(migrate.upgrade(world).indexes.made) == missing
     done(world)
 
@@ -407,9 +487,9 @@ def test_a_table_that_is_being_loaded_is_left_alone(bank: Bookkeeper) -> None:
     world = bank.world
     rebuild(world, ["balances"], older_views(), make_live=False)
     with connect(world, "test") as db:
-        assert len(compare(db, all_views().values()).missing) == 2
+        assert len(compare(db, all_views().values())) == 2
         db.execute("update builds set state = 'loading' where table_name = 'balances_v2_r2'")
-        assert str(compare(db, all_views().values())) == ""
+        assert compare(db, all_views().values()) == []
     assert migrate.upgrade(world).indexes == ([], [])
 
 
@@ -417,14 +497,20 @@ def test_a_table_that_is_being_loaded_is_left_alone(bank: Bookkeeper) -> None:
 
 
 def test_names_fit_and_differ() -> None:
-    long = replace(indexed('Index("cents")', 'Index("note", "cents")', 'Index("note", "-cents")'), name="p" * 50)
-    for table in (long.table_name, f"{long.table_name}_r2", "ü" * 31):
-        found = [index_name(table, order) for order in long.indexes]
-        assert len({*found}) == 3
-        assert all(len(name.encode()) <= 63 and is_index_name(table, name) for name in found)
-    assert not is_index_name("balances_v2", "balances_v2_r2_by_cents_account_2956fac8")
-    assert not is_index_name("balances_v2", "balances_v2_pkey")
-    assert not is_index_name("balances_v2", "balances_v2_by_cents")
+    """In a schema, where the name of a view has at most 40 letters."""
+    long = replace(indexed('Index("cents")', 'Index("note", "cents")', 'Index("note", "-cents")'), name="p" * 40)
+    digests, found = set[str | None](), set[str]()
+    for table in ("_v999", "_v99", "_v99_r9999", "_v99_r99999", "_v99_asof_9999"):
+        of_table = {name: digest_in(long.name + table, name) for name in names(long, long.name + table)}
+        assert all(len(name.encode()) <= 63 and name.startswith(long.name + table) for name in of_table)
+        assert not found & of_table.keys()
+        found |= of_table.keys()
+        digests |= {*of_table.values()}
+    assert len(digests) == 3, "they are of the order alone"
+    assert None not in digests
+    assert not digest_in("balances_v2", "balances_v2_r2_by_cents_account_031a120f")
+    assert not digest_in("balances_v2", "balances_v2_pkey")
+    assert not digest_in("balances_v2", "balances_v2_by_cents")
 
 
 WIDE = """
