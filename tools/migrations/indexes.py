@@ -79,8 +79,14 @@ _OPERATION = re.compile(r"""\bop\.(create|drop)_index\(\s*["']([^"']+)["'],\s*(?
 
 @Operations.implementation_for(CreateIndexOp, replace=True)
 def _create_index(operations: Operations, operation: CreateIndexOp) -> None:
-    """As Alembic does it, unless the index is there: even then PostgreSQL would keep writers waiting until the migration ends."""
+    """As Alembic does it, unless the index is there: even then PostgreSQL would keep writers waiting until the migration ends.
+
+    Nor if a later migration drops it.
+    """
+    table = str(operation.table_name)
     if operation.if_not_exists and not operations.migration_context.as_sql:
+        if _planned().get((table, digest_in(table, str(operation.index_name))), ("", ""))[0] == "drop":
+            return
         name = sa.func.to_regclass(sa.func.quote_ident(operation.index_name))
         if operations.get_bind().scalar(sa.select(name.is_not(None))):
             return

@@ -293,6 +293,28 @@ def test_an_index_that_no_migration_names_is_told_with_what_to_do(
 # ── beside live traffic ──
 
 
+def test_an_upgrade_over_several_releases_makes_none_that_a_later_one_drops(
+    empty_world: Settings, scripts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within the migration's transaction it would keep writers waiting."""
+    declare(monkeypatch, view(PURSES))
+    migrate.upgrade(empty_world)
+    applied = list[set[str]]()
+    for message, of in {"purses": view(PURSES), "by cents": indexed('Index("cents")'), "not": view(PURSES)}.items():
+        declare(monkeypatch, of)
+        migrate.revise(empty_world, message)
+        migrate.upgrade(empty_world)
+        with connect(empty_world, "test") as db:
+            applied.append({*revisions.applied(db)})
+    with connect(empty_world, "test") as db:  # as it was two releases ago
+        for was, is_now in zip(applied[0] - applied[2], applied[2] - applied[0], strict=True):
+            db.execute("update alembic_version set version_num = %s where version_num = %s", (was, is_now))
+    with old_transaction(empty_world, b"update purses_v1 set cents = 1"):
+        migrate.upgrade(empty_world)
+    assert there(empty_world, "purses_v1") == []
+    migrate.check(empty_world)
+
+
 def test_agents_write_and_new_code_waits_while_an_index_is_made(
     bank: Bookkeeper, caplog: pytest.LogCaptureFixture
 ) -> None:
