@@ -391,8 +391,11 @@ class _Datetime(ColumnType):
 class _Time(ColumnType):
     python, sql_name = time, "time"
     form = "a time of day, without a zone: 19:00:00"
-    text, read = re.compile(r"[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?"), time.fromisoformat
-    schema: Mapping[str, Any] = {"type": "string", "pattern": r"^[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?$"}
+    text, read = re.compile(r"[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?"), time.fromisoformat
+    schema: Mapping[str, Any] = {
+        "type": "string",
+        "pattern": r"^([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9](\.[0-9]{1,6})?)?$",
+    }
 
     def exact(self, value: Any) -> time:
         _require(value, time)
@@ -411,9 +414,11 @@ class _Timedelta(ColumnType):
     """An interval of days and microseconds, never of months, whose lengths differ. In JSON as in events."""
 
     python, sql_name = timedelta, "interval"
-    form = "an ISO 8601 duration of days and seconds: P1DT90.5S"
-    text = re.compile(r"-?P([0-9]{1,9}D)?(T[0-9]{1,14}(\.[0-9]{1,6})?S)?")
-    schema: Mapping[str, Any] = {"type": "string", "pattern": r"^-?P([0-9]+D)?(T[0-9]+(\.[0-9]{1,6})?S)?$"}
+    form = "an ISO 8601 duration without years, months and weeks: P1DT90.5S"
+    text = re.compile(
+        r"-?P(?=[0-9T])([0-9]{1,9}D)?(T(?=[0-9])([0-9]{1,9}H)?([0-9]{1,9}M)?([0-9]{1,14}(\.[0-9]{1,6})?S)?)?"
+    )
+    schema: Mapping[str, Any] = {"type": "string", "pattern": f"^{text.pattern}$"}
 
     def exact(self, value: Any) -> timedelta:
         _require(value, timedelta)

@@ -6,8 +6,9 @@ Reading views: values from text, and the queries behind rows and pages, against 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from typing import Any
@@ -151,6 +152,20 @@ def test_a_time_is_read_with_any_offset_and_with_what_an_address_makes_of_a_plus
         assert value_of(column(Scalar.DATETIME), text) == moment
 
 
+@pytest.mark.parametrize(
+    ("scalar", "text", "value"),
+    [
+        (Scalar.TIME, "08:00", time(8)),
+        (Scalar.TIMEDELTA, "PT1H", timedelta(hours=1)),
+        (Scalar.TIMEDELTA, "-P1DT2H3M4.5S", -timedelta(1, 4.5, hours=2, minutes=3)),
+    ],
+)
+def test_what_a_command_may_have_is_read_from_a_url_too(scalar: Scalar, text: str, value: object) -> None:
+    """And what a browser's field for a time gives."""
+    assert value_of(column(scalar), text) == value
+    assert re.search(schema_of(column(scalar))["pattern"], text)
+
+
 NO_VALUES = {
     Scalar.INT: ("", " 1", "+1", "1_0", "1e3", "٣", f"{2**63}", f"{-(2**63) - 1}", "1" * 5_000),
     Scalar.STR: ("a\0", "\ud800"),
@@ -161,8 +176,11 @@ NO_VALUES = {
     Scalar.UUID: ("1",),
     Scalar.BYTES: ("A", "*"),
     Scalar.FLOAT: ("", "nan", "inf", "1e400", "1_0", " 1", ".5", "0x1", "١"),
-    Scalar.TIME: ("24:00:00", "9:00:00", "09:00", "09:00:00Z", "09:00:60", "T09:00:00"),
-    Scalar.TIMEDELTA: ("P", "P1M", "P1W", "PT1H", "1", "+P1D", "P1.5D", "PT1.0000001S", "P999999999DT86400S", "p1d"),
+    Scalar.TIME: ("24:00:00", "9:00:00", "09", "09:", "09:00Z", "09:00:00Z", "09:00:60", "T09:00:00"),
+    Scalar.TIMEDELTA: (
+        *("P", "PT", "P1DT", "P1M", "P1Y", "P1W", "PT1M1H", "P999999999DT24H", "P999999999DT86400S"),
+        *("1", "+P1D", "P1.5D", "PT1.5H", "PT1.0000001S", "p1d"),
+    ),
 }
 
 
