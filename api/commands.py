@@ -43,13 +43,13 @@ from api.services import Services, services_of
 from api.stores import CommandNotLive, OtherViewsLive
 from api.waits import TOO_MANY_WAIT, outcome_after
 from commands.append import MaybeAppended, NotAppended
-from commands.intake import bad_client_name, fingerprint_of, holds_nul, require_members_once, validator
+from commands.intake import bad_client_name, fingerprint_of, holds_nul, place_of_nul, require_members_once, validator
 from commands.outcomes import Outcome
 from commands.sealing import Unsealed, holds_token
 from domain.engine.contexts import BadContext, Context, refusals_of
 from domain.engine.personal.fields import is_personal
 from domain.engine.personal.keys import KeysNotRead, SubjectForgotten
-from domain.engine.versions import stored_type
+from domain.engine.versions import problems, stored_type
 from domain.language import kebab
 from infra.database.connect import named_errors
 from infra.errors import SamefoldError
@@ -183,9 +183,7 @@ def _checked(command: Command, kind_: type, *, is_asked_about: bool) -> tuple[ob
         if is_asked_about or not is_sealed:
             checked = limited(validator(kind_), body)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)
-        # where and what, never the value itself
-        raise invalid((".".join(map(str, one["loc"])) or "body", one["msg"]) for one in found) from None
+        raise invalid(problems(error)) from None  # where and what, never the value itself
     except Exception as error:  # a defect in the command's own checks, which the handler records as its outcome
         name = kind_.__name__
         if is_sealed:  # nothing is appended as plain text, nor logged
@@ -195,7 +193,7 @@ def _checked(command: Command, kind_: type, *, is_asked_about: bool) -> tuple[ob
         if is_asked_about:  # nothing is appended that nobody allowed
             raise traceable(DEFECT()) from None
     if holds_nul(body):
-        raise invalid([("body", "a text holds a NUL character, which can't be stored")])
+        raise invalid([(place_of_nul(body), "a text holds a NUL character, which can't be stored")])
     return checked, unsealed
 
 

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation, localcontext
 from functools import cache, partial
@@ -144,7 +144,7 @@ def _checked(
         raise Rejected(reason("malformed", f"'{name}' knows no command '{envelope.type}'"), unknown)
     body = bytes(envelope.data)
     if b"\\u0000" in body and holds_nul(body):  # a call costs each command more than the first check
-        raise Rejected(reason("malformed", "the body holds a NUL character, which PostgreSQL can't store"))
+        raise Rejected(reason("malformed", f"{place_of_nul(body)} holds a NUL character, which PostgreSQL can't store"))
     return partial(read, body)
 
 
@@ -263,6 +263,20 @@ def validator(kind: type) -> Callable[[bytes], Any]:
 def holds_nul(body: bytes) -> bool:
     """Whether a text in this JSON has a NUL character, which PostgreSQL can't store."""
     return b"\\u0000" in body and _NUL.search(body) is not None
+
+
+def place_of_nul(body: bytes) -> str:
+    """The path of the first text with a NUL character in this JSON; of a key, that of its object."""
+    return next(_places_of_nul(json.loads(body, parse_int=str), ""), "") or "body"
+
+
+def _places_of_nul(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, str) and "\0" in value:
+        yield path
+    elif isinstance(value, dict | list):
+        for place, one in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _places_of_nul(place, path)
+            yield from _places_of_nul(one, f"{path}.{place}".lstrip("."))
 
 
 def reason(code: str, message: str) -> Reason:

@@ -1,12 +1,13 @@
 """Refuses values of commands and events that no column can hold, where they enter or are made.
 
-Times without a zone or outside the years 1 to 9999 in UTC, whole numbers beyond 64 bits, decimals of more than 1,000 digits before
-or behind the point. Fields that exclude them need no check: a `Moment`, a whole number with both bounds (also beyond 64 bits).
+Times without a zone or outside the years 1 to 9999 in UTC, times of day with one, whole numbers beyond 64 bits, decimals that are
+not finite or have more than 1,000 digits before or behind the point. Fields that exclude them need no check: a `Moment`, a whole
+number with both bounds (also beyond 64 bits).
 """
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime
+from datetime import datetime, time
 from decimal import Decimal
 from functools import cache
 from typing import Annotated, Any, ClassVar, Final, TypeAlias, get_args, get_origin, get_type_hints
@@ -20,7 +21,7 @@ SMALLEST_INT, LARGEST_INT = -(2**63), 2**63 - 1
 MOST_DIGITS: Final = 1_000
 """Most digits before and behind a decimal's point, and of one increment of a sum. Any number of those add up within `numeric`."""
 
-_LIMITED = frozenset({int, Decimal, datetime})
+_LIMITED = frozenset({int, Decimal, datetime, time})
 _Types: TypeAlias = Mapping[type, Mapping[str, frozenset[Any]]]  # by class and field: limited types, and classes within
 
 
@@ -66,7 +67,7 @@ def _types(hint: Any, notes: tuple[Any, ...] = ()) -> Iterator[Any]:
         yield from () if given & {"ge", "gt"} and given & {"le", "lt"} else (int,)
     elif hint is datetime:
         yield from () if get_args(Moment)[1] in notes else (datetime,)
-    elif hint is Decimal or dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"):
+    elif hint in (Decimal, time) or dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"):
         yield hint
     elif get_origin(hint) is not ClassVar:
         for one in get_args(hint):
@@ -87,8 +88,13 @@ def _beyond(value: Any, types: frozenset[Any], known: _Types, path: tuple[int | 
             in_utc(value)
         except ValueError as error:
             wrong = str(error) if datetime in types else ""
+    elif kind is time:
+        if value.tzinfo is not None:
+            wrong = "it has a time zone, which a time of day can't have: write 08:00:00"
     elif kind is Decimal:
-        if value.is_finite() and (value.adjusted() >= MOST_DIGITS or value.as_tuple().exponent < -MOST_DIGITS):
+        if not value.is_finite():
+            wrong = "it is not a finite number"
+        elif value.adjusted() >= MOST_DIGITS or value.as_tuple().exponent < -MOST_DIGITS:
             wrong = f"it has more than {MOST_DIGITS} digits before or after the point"
     elif isinstance(value, Mapping):
         parts = [(str(pair[0]), one, types) for pair in value.items() for one in pair]

@@ -148,10 +148,14 @@ def reader(fact: type, step: Older) -> Callable[[bytes | msgspec.Raw], Any]:
 
 def summary(error: ValidationError) -> str:
     """Where and what, but not the value: it may be long or confidential."""
-    return "; ".join(
-        f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}"
-        for problem in error.errors(include_url=False, include_context=False, include_input=False)
-    )
+    return "; ".join(f"{where}: {what}" for where, what in problems(error))
+
+
+def problems(error: ValidationError) -> Iterator[tuple[str, str]]:
+    """The same, one by one."""
+    for one in error.errors(include_url=False, include_context=False, include_input=False):
+        is_unknown = one["type"] == "unexpected_keyword_argument"
+        yield ".".join(map(str, one["loc"])) or "body", "There is no such field" if is_unknown else one["msg"]
 
 
 @watched(lambda local: f"an upcaster of {local['name']} from version {local['start']} on")

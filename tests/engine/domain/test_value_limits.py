@@ -3,7 +3,7 @@
 A value that no column can hold gets no further than its command, or the decision that made it."""
 
 from dataclasses import dataclass, field, replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Annotated, Any, NamedTuple
 
@@ -26,6 +26,7 @@ from tools.testing.facts import facts
 NOON = "2026-12-01T12:00:00Z"
 NO_ZONE, TOO_LATE = "2026-12-01T12:00:00", "9999-12-31T23:59:59-12:00"
 ZONE, YEARS, BITS, DIGITS = "no time zone", "in UTC it is before", "does not fit into 64 bits", "more than 1000 digits"
+OF_DAY = "it has a time zone"
 
 Wide = Annotated[int, Field(ge=-(10**40), le=10**40)]
 InUtc = Annotated[datetime, AfterValidator(lambda time: time if time.tzinfo else time.replace(tzinfo=UTC))]
@@ -34,6 +35,7 @@ InUtc = Annotated[datetime, AfterValidator(lambda time: time if time.tzinfo else
 @dataclass(frozen=True, slots=True)
 class Plain:
     count: int
+    price: Decimal = Decimal(0)
 
 
 class Pair(NamedTuple):
@@ -63,7 +65,10 @@ class Slot:
     keyed: dict[int, bool] = field(default_factory=dict)
     price: Decimal | None = None
     given: InUtc | None = None
+    opens: time | None = None
+    openings: dict[time, tuple[time, ...]] = field(default_factory=dict)
     text: str = ""
+    nested: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @fact
@@ -95,6 +100,9 @@ BEYOND: list[tuple[str, Any, str]] = [
     ("keyed.9223372036854775808", {str(2**63): True}, BITS),
     ("price", "1E+1000", DIGITS),
     ("price", "1E-1001", DIGITS),
+    ("opens", "08:00:00Z", OF_DAY),
+    ("opens", "08:00:00+01:00", OF_DAY),
+    ("openings.08:00:00.1", {"08:00:00": ["09:00:00", "10:00:00-02:00"]}, OF_DAY),
 ]
 
 
@@ -134,6 +142,29 @@ def test_what_decide_makes_beyond_them_is_failed_and_what_the_log_has_of_it_is_r
     assert SLOTS.readers["Slot"][1](msgspec.json.encode(old)) == old
 
 
+def test_a_decimal_of_a_plain_dataclass_that_is_no_number_is_failed() -> None:
+    reason = rejection(
+        with_value("count", 1), Slot(at=datetime(2026, 12, 1, tzinfo=UTC), plain=Plain(1, Decimal("Infinity")))
+    )
+    assert (reason.code, "plain.price: it is not a finite number" in reason.message) == ("failed", True)
+
+
+def test_what_a_field_can_not_be_is_told_in_words_of_json() -> None:
+    assert rejection(b'{"at":"2026-12-01T12:00:00Z","until":1}').message == "until: There is no such field"
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("text", "a\0"),
+        ("nested.a.1", {"a": ["", "\0"]}),
+        ("nested", {"\0": []}),
+    ],
+)
+def test_a_nul_is_named_by_its_field(path: str, value: Any) -> None:
+    assert rejection(with_value(path, value)).message.startswith(f"{path} holds a NUL")
+
+
 def test_a_text_with_a_nul_that_decide_makes_is_failed() -> None:
     reason = rejection(with_value("count", 1), Slot(at=datetime(2026, 12, 1, tzinfo=UTC), text="\0"))
     assert (reason.code, "NUL" in reason.message) == ("failed", True)
@@ -153,8 +184,8 @@ def test_a_moment_is_kept_in_utc_and_refuses_what_is_none() -> None:
     assert repr(made.at) == repr(datetime(2026, 12, 1, 12, 0, 0, 123456, UTC))
     assert repr(made.aware) == repr((datetime(2026, 12, 1, 12, tzinfo=UTC), None))
     assert repr(msgspec.json.decode(msgspec.json.encode(made), type=Bounded)) == repr(made)
-    for time, why in ((NO_ZONE, ZONE), (TOO_LATE, YEARS)):
-        for body in ({"at": time}, {"at": NOON, "aware": [time]}):
+    for wrong, why in ((NO_ZONE, ZONE), (TOO_LATE, YEARS)):
+        for body in ({"at": wrong}, {"at": NOON, "aware": [wrong]}):
             with pytest.raises(ValidationError, match=why):
                 validator(Bounded)(msgspec.json.encode(body))
 
