@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, NotRequired
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema, with_config
-from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core.core_schema import WithDefaultSchema
 from typing_extensions import TypedDict
 
@@ -22,6 +21,7 @@ from api.problems import MEDIA_TYPE, Kind
 from api.requests import KEY as KEY_PATTERN
 from commands.intake import validator
 from domain.engine.contexts import Context
+from projections.engine.views.columns import AsInRows
 
 JSON = "application/json"
 Json = dict[str, Any]
@@ -201,7 +201,7 @@ COMMAND_HEADERS = (
 # ── commands' bodies ──
 
 
-class _Readable(GenerateJsonSchema):
+class _Readable(AsInRows):
     """Without what code generators can't read: titles that repeat the name, and objects as defaults."""
 
     def field_title_should_be_set(self, *_: object) -> bool:

@@ -8,7 +8,9 @@ written, so `msgspec.json.decode(data, type=cls)` reads the very same class back
 import dataclasses
 import re
 import typing
+from base64 import b64decode, b64encode
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Final, TypeAlias, TypeVar, cast, dataclass_transform
@@ -16,9 +18,11 @@ from typing import Annotated, Any, ClassVar, Final, TypeAlias, TypeVar, cast, da
 from pydantic import (
     AfterValidator,
     AwareDatetime,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    PlainSerializer,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     WrapValidator,
@@ -114,22 +118,47 @@ def fact(cls: type[FactT]) -> type[FactT]:
 
     Making one raises `pydantic.ValidationError` (a `ValueError`) when a value does not fit. It is stored under its
     class name for ever; a class that had to be renamed keeps the old name in `stored_as: ClassVar[str]`. A changed one has
-    `VERSION: ClassVar[int] = 2`, and an `upcaster` for each version before. pydantic's AwareDatetime becomes `Moment`.
+    `VERSION: ClassVar[int] = 2`, and an `upcaster` for each version before. pydantic's AwareDatetime, which only
+    pydantic can read, becomes `Moment`.
     """
-    if "AwareDatetime" in repr(cls.__annotations__):
-        hints = typing.get_type_hints(cls, include_extras=True)
-        cls.__annotations__ = {name: _with_moments(hints[name]) for name in cls.__annotations__}
-    config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    return cast(type[FactT], dataclass(cls, frozen=True, slots=True, kw_only=True, config=config))
+    declared = cls.__annotations__
+    if re.search("AwareDatetime|bytes", repr(declared)):
+        with suppress(NameError):  # of a class further down
+            hints = typing.get_type_hints(cls, include_extras=True)
+            declared = {name: _with(hints[name], AwareDatetime, Moment) for name in declared}
+            cls.__annotations__ = {name: _with(hint, bytes, _Base64) for name, hint in declared.items()}
+    config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, val_json_bytes="base64")
+    made = dataclass(cls, frozen=True, slots=True, kw_only=True, config=config)
+    made.__annotations__ = declared  # how JSON is read is no part of a type's shape
+    return cast(type[FactT], made)
 
 
-def _with_moments(hint: Any) -> Any:
-    """The type with `Moment` for pydantic's AwareDatetime, which only pydantic can read."""
+def _with(hint: Any, kind: Any, other: Any) -> Any:
+    """The type with `other` for each `kind` in it."""
     parts, origin = typing.get_args(hint), typing.get_origin(hint)
-    changed = tuple(map(_with_moments, parts))
+    if origin is Annotated and kind is bytes is parts[0]:  # bounds come first: they are of the bytes, not of the text
+        return Annotated[(hint, *typing.get_args(other)[1:])]
+    changed = tuple(_with(part, kind, other) for part in parts)
     if changed == parts:
-        return Moment if hint is AwareDatetime else hint
+        return other if hint is kind else hint
     return (typing.Union if origin is UnionType else origin)[changed]
+
+
+def _base64(value: bytes) -> str:
+    return b64encode(value).decode()
+
+
+def _of_base64(value: Any, info: ValidationInfo) -> Any:
+    """Bytes from the one text that is theirs in the log: pydantic also takes another alphabet, and no padding."""
+    if info.mode != "json" or not isinstance(value, str):
+        return value
+    with suppress(ValueError):
+        if _base64(found := b64decode(value)) == value:
+            return found
+    raise ValueError("it is not base64 with + and /, and with its = at the end: write YQ==")
+
+
+_Base64 = Annotated[bytes, BeforeValidator(_of_base64), PlainSerializer(_base64, when_used="json")]
 
 
 Body: TypeAlias = dict[str, Any]

@@ -37,7 +37,7 @@ from projections.engine.fold.errors import EngineStop
 from projections.engine.fold.fold import decode
 from projections.engine.fold.plan import Plan
 from projections.engine.views.column_types import Scalar
-from projections.engine.views.columns import Column, Role
+from projections.engine.views.columns import AsInRows, Column, Role
 from projections.engine.views.event_context import At
 from projections.engine.views.token import Token
 from projections.engine.views.view import Kind, View
@@ -242,7 +242,8 @@ def asyncapi(settings: Settings, declared: Publication) -> dict[str, Any]:
     schemas: dict[str, Any] = {}
     messages: dict[str, Any] = {}
     for name, kind in sorted(declared.types.items()):
-        data = _as_published(TypeAdapter(kind).json_schema(ref_template=f"#/components/schemas/{name}.{{model}}"))
+        references = f"#/components/schemas/{name}.{{model}}"
+        data = _as_published(TypeAdapter(kind).json_schema(ref_template=references, schema_generator=AsInRows))
         models = data.pop("$defs", {})
         schemas |= {f"{name}.{model}": one for model, one in models.items()}
         envelope = msgspec.json.schema_components([CloudEvent])[1]["CloudEvent"]

@@ -12,8 +12,8 @@ from urllib.parse import quote
 from uuid import uuid4
 
 import httpx
+import msgspec
 import pytest
-from pydantic import TypeAdapter
 
 from domain.engine.contexts import has_personal_fields
 from domain.engine.personal.masters import new_line
@@ -42,7 +42,7 @@ class Service:
         kind = kebab(type(command).__name__)
         answer = self.client.post(
             f"/{context}/{quote(name, safe='')}/{kind}",
-            content=TypeAdapter(type(command)).dump_json(command),
+            content=msgspec.json.encode(command),
             headers={"Content-Type": "application/json", "Idempotency-Key": f'"{key or uuid4()}"'},
         )
         outcome: dict[str, Any] = answer.json()

@@ -42,9 +42,9 @@ from tools.testing.histories import SEED, check, check_publication, histories, t
 
 # The modules that do no input or output and read no clock. All others are refused.
 PURE = {
-    *("__future__", "abc", "bisect", "calendar", "collections", "copy", "dataclasses", "datetime", "decimal", "enum"),
-    *("fractions", "functools", "hashlib", "heapq", "hmac", "itertools", "math", "operator", "re", "statistics"),
-    *("string", "types", "typing", "unicodedata"),
+    *("__future__", "abc", "base64", "bisect", "calendar", "collections", "contextlib", "copy", "dataclasses"),
+    *("datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "hmac", "itertools", "math"),
+    *("operator", "re", "statistics", "string", "types", "typing", "unicodedata"),
     *("pydantic", "domain"),
 }
 CLOCKS = {"now", "utcnow", "today"}

@@ -14,6 +14,8 @@ from functools import cached_property
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from pydantic.json_schema import GenerateJsonSchema
+
 from domain.engine.storable import NotExact, require_plain
 from infra.errors import SamefoldError
 from projections.engine.views.column_types import SCALARS, BadRow, ColumnType, Scalar, is_storable, type_of
@@ -160,6 +162,19 @@ def value_of(column: Column, text: str) -> Any:
 def schema_of(column: Column) -> dict[str, Any]:
     """JSON schema of the column's values in a row."""
     return column.schema
+
+
+class AsInRows(GenerateJsonSchema):
+    """The JSON schema of a fact, with the forms that rows have: pydantic's say RFC 3339's time, which has a zone, and no base64."""
+
+    def bytes_schema(self, _: object) -> dict[str, Any]:
+        return dict(type_of(Scalar.BYTES).schema)
+
+    def time_schema(self, _: object) -> dict[str, Any]:
+        return dict(type_of(Scalar.TIME).schema)
+
+    def timedelta_schema(self, _: object) -> dict[str, Any]:
+        return dict(type_of(Scalar.TIMEDELTA).schema)
 
 
 def columns_of(row: type, view: str) -> tuple[Column, ...]:

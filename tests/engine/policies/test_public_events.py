@@ -49,6 +49,7 @@ class Known:
     account: str = ""
     parts: tuple[Part, ...] = ()
     notes: dict[str, str] = field(default_factory=dict)
+    digest: bytes = b""
 
 
 @fact
@@ -148,6 +149,7 @@ def test_the_public_schema_takes_the_ciphertext_and_says_that_it_is_personal() -
     [_, value], _ = published([Public("known.v1", Known(name=TOKEN))])
     document = asyncapi(Settings(), declared([]))
     payload = document["components"]["messages"]["known.v1"]["payload"]
-    name = payload["properties"]["data"]["properties"]["name"]
-    assert name == {"type": "string", "title": "Name", "x-personal": True}
+    fields = payload["properties"]["data"]["properties"]
+    assert fields["name"] == {"type": "string", "title": "Name", "x-personal": True}
+    assert fields["digest"]["contentEncoding"] == "base64"
     jsonschema_rs.validate({**payload, "components": document["components"]}, msgspec.json.decode(value))
