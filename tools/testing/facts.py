@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from datetime import UTC, date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from functools import partial
 from inspect import Parameter, signature
+from math import ceil, floor
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -23,6 +24,11 @@ _ZONES = st.just(UTC) | st.integers(-1439, 1439).map(lambda minutes: timezone(ti
 _EDGES = st.sampled_from([datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)])
 _WITH_ZONE = st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30), timezones=_ZONES) | _EDGES  # noqa: DTZ001
 """What validators of times take. Of a plain `datetime` the log may hold older ones without a zone."""
+_TIMES: dict[Any, Callable[..., st.SearchStrategy[Any]]] = {
+    date: st.dates,
+    time: st.times,
+    timedelta: st.timedeltas,
+}
 _CONTAINERS: dict[Any, Callable[..., st.SearchStrategy[Any]]] = {
     list: st.lists,
     tuple: st.tuples,
@@ -68,19 +74,31 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
             step = bounds[MultipleOf].multiple_of if MultipleOf in bounds else 1
             whole = st.integers(-(-least // step), most // step)
             return (whole | st.sampled_from([-(-least // step), most // step])).map(lambda n: n * step)
-        if plain in (Decimal, date):
+        if plain in (Decimal, float, *_TIMES):
             least = bounds[Ge].ge if Ge in bounds else bounds[Gt].gt if Gt in bounds else None
             most = bounds[Le].le if Le in bounds else bounds[Lt].lt if Lt in bounds else None
-            if plain is date:
-                return st.dates(least or date.min, most or date.max)
+            if plain in _TIMES:
+                return _TIMES[plain](plain.min if least is None else least, plain.max if most is None else most)
+            if MultipleOf in bounds:
+                step = bounds[MultipleOf].multiple_of
+                first = None if least is None else ceil(least / step)
+                last = None if most is None else floor(most / step)
+                return st.integers(first, last).map(lambda n: plain(n * step))
+            if plain is float:
+                above, below = {Ge, Gt} & {*bounds} == {Gt}, {Le, Lt} & {*bounds} == {Lt}
+                return st.floats(
+                    least, most, allow_nan=False, allow_infinity=False, exclude_min=above, exclude_max=below
+                )
             places = next((found for one in bounds.values() if (found := getattr(one, "decimal_places", None))), None)
             return st.decimals(least, most, places=places, allow_nan=False, allow_infinity=False)
         if plain is datetime:
             return _WITH_ZONE
-        if plain is str:
-            alphabet = st.characters(exclude_categories=["Cc", "Cs"])
+        if plain in (str, bytes):
             least = bounds[MinLen].min_length if MinLen in bounds else 0
             most = bounds[MaxLen].max_length if MaxLen in bounds else None
+            if plain is bytes:
+                return st.binary(min_size=least, max_size=most)
+            alphabet = st.characters(exclude_categories=["Cc", "Cs"])
             if (pattern := _pattern(notes)) and not pattern.startswith(_NO_CONTROLS):
                 found = st.from_regex(pattern, fullmatch=True, alphabet=alphabet)
                 return found.filter(lambda text: least <= len(text) <= (most or len(text)))

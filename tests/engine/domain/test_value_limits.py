@@ -220,6 +220,25 @@ class Priced:
     unit: str = "what no chance makes"
 
 
+@fact
+class Measured:
+    """Each field by itself is found by chance in vain, and all together never."""
+
+    width: Annotated[float, Field(ge=0, le=1000)]
+    height: Annotated[float, Field(gt=0, lt=1e-3)]
+    share: Annotated[float, Field(ge=0.5, le=10, multiple_of=0.5)]
+    steps: Annotated[Decimal, Field(ge=1, le=3, multiple_of=Decimal("0.25"))]
+    digest: Annotated[bytes, Field(min_length=32, max_length=32)]
+    takes: Annotated[timedelta, Field(ge=timedelta(0), le=timedelta(hours=1))]
+    opens: Annotated[time, Field(ge=time(8), lt=time(8, 1))]
+
+
+@settings(deadline=None)
+@given(facts(Measured))
+def test_generated_values_keep_to_narrow_bounds_of_every_type(made: Measured) -> None:
+    assert validator(Measured)(msgspec.json.encode(made)) == made
+
+
 def test_generated_values_keep_to_bounds_of_every_kind_and_reach_them() -> None:
     assert find(facts(Priced), lambda one: one.dozens > 10**23).price <= 10_000
     assert find(facts(Priced), lambda one: one.until == datetime.min.replace(tzinfo=UTC))
