@@ -87,20 +87,23 @@ def path_of(*segments: str) -> str:
     return "".join(f"/{quote(one, safe=_PLAIN)}" for one in segments)
 
 
-def refuse_unknown(request: Request, known: Collection[str] = (), operators: Collection[str] = ()) -> None:
+def refuse_unknown(
+    request: Request, known: Collection[str] = (), operators: Collection[str] = (), no_filters: Collection[str] = ()
+) -> None:
     """Refuse a parameter of the query that is unknown: a misspelled filter must not be ignored. Raises Problem 422.
 
-    `operators` are known, too: columns with an operator behind a dot.
+    `operators` are known, too: columns with an operator behind a dot. `no_filters` are columns that can't be compared.
     """
     errors = []
     names = [name for name, _ in request.query_params.multi_items()] if request.scope["query_string"] else []
     for name in dict.fromkeys(names):
         if name not in known and name not in operators:
-            column, dot, _ = name.partition(".")
-            there = [one for one in operators if dot and one.startswith(f"{column}.")] or known
-            errors.append((f"query.{name}", f"No such parameter. There are: {', '.join(sorted(there)) or 'none'}."))
+            column = name.partition(".")[0]
+            there = [one for one in (*known, *operators) if one.partition(".")[0] == column] or known
+            why = "A column with parts is no filter." if column in no_filters else "No such parameter."
+            errors.append((f"query.{name}", f"{why} There are: {', '.join(sorted(there)) or 'none'}."))
         elif name != "after" and names.count(name) > 1:
-            errors.append((f"query.{name}", "It may come once."))
+            errors.append((f"query.{name}", "It may come once; a list has commas between its values."))
     if errors:
         raise invalid(errors)
 

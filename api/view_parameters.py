@@ -8,6 +8,7 @@ from typing import Any
 
 from api.openapi import Json, parameter
 from api.view_questions import FEW_ROWS, IF_UNINDEXED, MOST_ROWS, MOST_VALUES, SEARCH, filters_of, is_nullable
+from projections.engine.views.column_types import Scalar
 from projections.engine.views.columns import Column, schema_of
 from projections.engine.views.pages import MOST_COUNTED, Op
 from projections.engine.views.view import View
@@ -34,6 +35,8 @@ def _filter(name: str, column: Column, op: Op) -> Json:
     match op:
         case Op.NULL:
             schema = {"type": "boolean"}
+        case Op.IN if _may_have_commas(column):
+            about, schema = f"{about}, with commas between them; {_QUOTED}", {"type": "string", "pattern": _TEXTS}
         case Op.IN:
             schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": MOST_VALUES}
             more = _WITH_COMMAS
@@ -45,7 +48,7 @@ def _filter(name: str, column: Column, op: Op) -> Json:
 _FILTERS = {
     Op.EQUAL: "Only rows with this value",
     Op.NOT: "Only rows with another value, or none",
-    Op.IN: "Only rows with one of these values; as in CSV, one with a comma is quoted",
+    Op.IN: "Only rows with one of these values",
     Op.GTE: "Only rows with this value or a greater one",
     Op.GT: "Only rows with a greater value",
     Op.LTE: "Only rows with this value or a smaller one",
@@ -53,6 +56,17 @@ _FILTERS = {
     Op.PREFIX: "Only rows with texts that begin so",
     Op.NULL: "Only rows without a value, or with one",
 }
+
+
+_QUOTED = "as in CSV, one that has a comma or begins with a quote is quoted"
+_TEXT = r'(?:"(?:[^"\x00]|"")*"|[^",\x00][^,\x00]*)?'
+_TEXTS = rf"^{_TEXT}(?:,{_TEXT}){{0,{MOST_VALUES - 1}}}$"
+
+
+def _may_have_commas(column: Column) -> bool:
+    """Then `.in` is one text: clients encode the commas within an array's values like those between them."""
+    words = [member.value for member in column.enum] if column.enum else [","]
+    return column.scalar is Scalar.STR and any("," in word or word.startswith('"') for word in words)
 
 
 def _columns(columns: Sequence[Column], *forms: str) -> Json:

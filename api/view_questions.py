@@ -80,7 +80,8 @@ def question_of(view: View, request: Request, caller: str, others: Collection[st
     """The page that is asked for, by filters and these parameters. Raises Problem 422."""
     filters = filters_of(view)
     plain, operators = ({name for name in filters if ("." in name) is dotted} for dotted in (False, True))
-    refuse_unknown(request, {*plain, *others}, operators)
+    no_filters = [column.name for column in view.columns if not column.type.is_filterable]
+    refuse_unknown(request, {*plain, *others}, operators, no_filters)
     given = dict(request.query_params)
     errors: list[tuple[str, str]] = []
     found: dict[str, Any] = {}
@@ -165,9 +166,10 @@ def _filter(column: Column, op: Op, text: str) -> Filter:
         case Op.NULL:
             return Filter(column, Op.EQUAL if _one_of(("true", "false"), text) == "true" else Op.NOT, None)
         case Op.IN:
-            values = [quoted.replace('""', '"') if quote else plain for quote, quoted, plain in _VALUES(text)]
-            if len(values) > MOST_VALUES:
-                raise ValueError(f"It has at most {MOST_VALUES} values, with commas between them.")
+            found = _VALUES(text)
+            if len(found) > MOST_VALUES or any(plain.startswith('"') for _, _, plain in found):
+                raise ValueError(f"It has at most {MOST_VALUES} values, with commas between them; quotes are closed.")
+            values = [quoted.replace('""', '"') if quote else plain for quote, quoted, plain in found]
             return Filter(column, op, tuple(value_of(column, one) for one in values))
         case Op.EQUAL | Op.NOT if text == "" and is_nullable(column):
             return Filter(column, op, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Annotated, Any, NotRequired, TypeVar
@@ -57,7 +57,7 @@ from infra.database.connect import DatabaseUnavailable
 from projections.engine.queries.query import Query
 from projections.engine.views.columns import BadValue, schema_of, value_of
 from projections.engine.views.indexes import quoted
-from projections.engine.views.pages import MOST_COUNTED, Page, missing_index, order_of
+from projections.engine.views.pages import MOST_COUNTED, Missing, Page, missing_index, order_of
 from projections.engine.views.queries import Found
 from projections.engine.views.view import Kind, View
 
@@ -221,10 +221,13 @@ async def _row(view: View, request: Request) -> Response:
         stream = stream_of(view, key)
         raise PARKED(headers=at, view=view.name, stream=stream, since_version=since, position=position)
     if not found.rows:
-        raise NO_ROW(headers=at, position=position)
+        raise NO_ROW(headers=at, position=position, **(_LIVE_HINT if key == ("live",) else {}))
     [row] = await views.shown(found)
     body = msgspec.json.encode(row_members(view, found, row) | {"position": position})
     return answered(request, row_tag(view, found, row), at, body, _applied(request))
+
+
+_LIVE_HINT = {"hint": "For the live list, send `Accept: text/event-stream`."}
 
 
 async def _page(view: View, request: Request) -> Response:
@@ -237,7 +240,7 @@ async def _page(view: View, request: Request) -> Response:
     is_search = missing is not None and not await views.is_small(view)
     # what only the caller's rights need an index for is the author's to mend, and no reason to refuse
     if is_search and not asked.may_search and missing_index(view, page, None) is not None:
-        raise NO_INDEX(_unserved(view, page, only), hint=_remedy(view, missing or ()), view=view.name)
+        raise NO_INDEX(_unserved(view, page, only), hint=_remedy(view, missing or Missing()), view=view.name)
 
     async def read() -> Found:
         """Who waits for a position is no search meanwhile."""
@@ -266,17 +269,16 @@ def _unserved(view: View, page: Page, only: Rows | None) -> str:
     return f"View '{view.name}' is large, and no index of it{found} in the order {','.join(map(str, page.order))}."
 
 
-def _remedy(view: View, missing: Sequence[str], *, may_search: bool = True) -> str:
-    index = f"Add `Index({', '.join(map(quoted, missing))})` to INDEXES in the file of view '{view.name}' (docs/new-view.md)"
-    search = f"ask for a search within {LONGEST_QUERY_MS / 1000:g} s: `{IF_UNINDEXED}={SEARCH}`."
-    if not may_search:
-        return f"{index}: each batch asks it again." if missing else f"{_NO_INDEX_CAN} Ask for pages."
-    return f"{index}, or {search}" if missing else f"{_NO_INDEX_CAN} Or {search}"
-
-
-_NO_INDEX_CAN = (
-    "No index can serve it like this: an index serves ranges of the column that `sort` begins with, and no `.not`."
-)
+def _remedy(view: View, missing: Missing, *, may_search: bool = True) -> str:
+    index = f"`Index({', '.join(map(quoted, missing.columns))})`"
+    steps = [f"add {index} to INDEXES in the file of view '{view.name}' (docs/new-view.md)"] if missing.columns else []
+    steps += [f"ask with `sort={missing.sort}`"] if missing.sort else []
+    step = " and ".join(steps)
+    search = f"a search within {LONGEST_QUERY_MS / 1000:g} s: `{IF_UNINDEXED}={SEARCH}`."
+    if not step:
+        return f"No index can serve it: {missing.why} Ask for {'' if may_search else 'pages, with '}{search}"
+    step = step[0].upper() + step[1:]
+    return f"{step}, or ask for {search}" if may_search else f"{step}: each batch asks it again."
 
 
 async def _live(view: View, request: Request) -> Response:

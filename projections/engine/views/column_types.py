@@ -269,7 +269,7 @@ class _Str(ColumnType):
     sql_name = "text"
     index_bytes: int | None = 4 * PREFIX_CHARS + 4
     is_cut = True
-    form = "a text without U+0000, or one of the column's own words"
+    form = "a text without U+0000"
     schema: Mapping[str, Any] = {"type": "string", "pattern": r"^[^\x00]*$"}
     pack = staticmethod(binary_arrays.texts)
 
@@ -321,6 +321,7 @@ class _EnumOf(_Str):
         self.to_database = attrgetter("value")
         self.collation = (_KeyStr if is_key else _Str).collation
         self.schema = {"type": "string", "enum": words}
+        self.form = f"one of: {', '.join(words)}"
         self._longest = max(len(word.encode()) for word in words)
         self.index_bytes = self._longest
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from enum import StrEnum
 from functools import lru_cache
 from itertools import groupby
@@ -108,8 +107,19 @@ def order_of(view: View, sort: Order = ()) -> Order:
 # ── which index serves a page ──
 
 
-def missing_index(view: View, page: Page, only: Rows | None) -> tuple[str, ...] | None:
-    """The columns of an index that would serve the page; empty where none can, and None where one does."""
+class Missing(NamedTuple):
+    """What a page lacks that no index serves."""
+
+    columns: tuple[str, ...] = ()
+    """Of the index to declare, where one is missing that can be."""
+    sort: str = ""
+    """What to sort by, where the page's own order is none that an index could have."""
+    why: str = ""
+    """Why no index can serve it, where there is neither."""
+
+
+def missing_index(view: View, page: Page, only: Rows | None) -> Missing | None:
+    """What would let an index serve the page; None where one does."""
     fixed = {one.column for one in page.filters if one.op is Op.EQUAL}
     rest = [one for one in page.filters if one.op is not Op.EQUAL]
     columns = {column.name: column for column in view.columns}
@@ -120,7 +130,7 @@ def missing_index(view: View, page: Page, only: Rows | None) -> tuple[str, ...] 
         order = page.order if len(either) == 1 else ()
         is_one_row = {*view.key} <= fixed | allowed
         if not is_one_row and not any(_serves(index, fixed | allowed, rest, order) for index in indexes):
-            return _wanted(view, fixed | allowed, rest, order)
+            return _missing(view, fixed | allowed, rest, order, indexes)
     return None
 
 
@@ -138,17 +148,40 @@ def _serves(index: Order, fixed: set[Column], rest: Sequence[Filter], order: Ord
     return not fixed and all(one.op in _RANGES for one in rest) and ranged <= {index[0].column}
 
 
-def _wanted(view: View, fixed: set[Column], rest: Sequence[Filter], order: Order) -> tuple[str, ...]:
-    """The columns of an index that may be declared and serves this; empty where there is none."""
-    names = [column.name for column in view.columns if column in fixed]
+def _missing(view: View, fixed: set[Column], rest: Sequence[Filter], order: Order, indexes: Sequence[Order]) -> Missing:
+    columns, why = _wanted(view, fixed, rest, order)
+    if columns or fixed or not rest:
+        return Missing(columns, why=why)
+    ranged = {one.column for one in rest if one.op in _RANGES}
+    if len(ranged) != 1 or any(one.op is Op.NOT for one in rest):
+        return Missing(
+            why="An index serves ranges of one column, and `.not` or `.null=false` only beside a column with one value."
+        )
+    [column] = ranged
+    order = order_of(view, (Part(column),))
+    if any(_serves(index, fixed, rest, order) for index in indexes):
+        return Missing(sort=column.name)
+    columns, why = _wanted(view, fixed, rest, order)
+    return Missing(columns, column.name if columns else "", why)
+
+
+def _wanted(view: View, fixed: set[Column], rest: Sequence[Filter], order: Order) -> tuple[tuple[str, ...], str]:
+    """The columns of an index that may be declared and serves this; else none, and why."""
+    why, is_summary = "", view.kind is Kind.SUMMARY
+    of_one_value = [column for column in view.columns if column in fixed]
+    can = [one for one in of_one_value if one.type.index_bytes is not None and (one.is_key or not is_summary)]
+    names = [column.name for column in can or of_one_value]
     sort = [part for part in order if part.column not in fixed]
     for parts in ([part for part in sort if not part.column.is_key], sort):
         columns = (*names, *map(str, parts))
-        with suppress(BadView):
-            [index] = orders_of((Index(*columns),), view.name, view.columns, is_summary=view.kind is Kind.SUMMARY)
-            if any(_serves(one, fixed, rest, order) for one in (index, reverse(index))):
-                return columns
-    return ()
+        try:
+            [index] = orders_of((Index(*columns),), view.name, view.columns, is_summary=is_summary)
+        except BadView as error:
+            why = why or error.message.removeprefix(f"View '{view.name}': ")
+            continue
+        if any(_serves(one, fixed, rest, order) for one in (index, reverse(index))):
+            return columns, ""
+    return (), why
 
 
 # ── its query ──

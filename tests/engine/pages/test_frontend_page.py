@@ -214,6 +214,28 @@ def test_a_page_goes_on_when_the_api_is_back(site: Site, page: Page) -> None:
     assert [one for one in headers if "Last-Event-ID" in one]
 
 
+def test_a_question_that_the_api_refuses_shows_why_and_no_rows_of_another(
+    site: Site, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with site.served() as api:
+        page.goto(f"{site.url}/balances.html")
+        page.get_by_label("Owner").fill("bob")
+        shown(page, "bob-1", "bob-2")
+        monkeypatch.setattr(api.services.views, "small_view", 0)
+        page.get_by_label("Owner").fill("")
+        shown(page, "ada-1", "ada-2", "ada-3", "bob-1", "bob-2")
+        page.get_by_label("Cents at least").fill("500")
+        says(page, re.compile("no index .* cents .*`sort=cents`"), "#live")
+        shown(page)
+        page.get_by_role("columnheader", name="cents").click()
+        says(page, "live", "#live")
+        shown(page, "bob-2", "eve-1", "eve-2")
+        refused = page.goto(f"{site.url}/token.html") and page.evaluate(
+            "(url) => follow(url, async () => 'none', () => {})", f"{api.url}/views/balances/live?transactions=0"
+        )
+        assert refused["code"] == "no-index"
+
+
 def test_a_page_with_a_token_follows_a_list(
     site: Site, page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
