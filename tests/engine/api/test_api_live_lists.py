@@ -357,6 +357,7 @@ def test_clients_that_leave_leave_nothing_behind(api: Api, shared_world: Setting
 
 
 def test_a_row_whose_key_is_the_word_has_its_path(api: Api, shared_world: Settings) -> None:
+    assert "text/event-stream" in problem(get(api, "/views/balances/live"), 404, "no-row")["hint"]
     folded(shared_world, open_account("live"))
     found = get(api, "/views/balances/live").json()
     assert found["row"]["account"] == "live"

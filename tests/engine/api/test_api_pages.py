@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from random import Random
 from typing import Any
@@ -42,6 +43,9 @@ REFUSED = {
     f"cents.in={','.join(['1'] * 101)}": "query.cents.in",
     "cents.in=1,x": "query.cents.in",
     "cents.in=": "query.cents.in",
+    'owner.in="a,b': "query.owner.in",
+    'owner.in=a,"b"c': "query.owner.in",
+    f"owner.in={','.join(['a'] * 101)}": "query.owner.in",
     "cents.gte=": "query.cents.gte",
     "cents.gte=1&cents.gte=2": "query.cents.gte",
     "cents.prefix=1": "query.cents.prefix",
@@ -88,6 +92,42 @@ def test_fields_and_the_count_come_where_they_are_asked_for(api: Api, shared_wor
     assert (
         get(api, "/views/balances?account.prefix=fields-&count=true&limit=2").headers["ETag"] != found.headers["ETag"]
     )
+
+
+def test_lists_of_texts_are_one_text_in_the_document(api: Api) -> None:
+    """A client would encode the commas within the texts of an array like those between them."""
+    described = get(api, "/openapi.json").json()["paths"]["/views/balances"]["get"]["parameters"]
+    owner, cents = (one for name in ("owner.in", "cents.in") for one in described if one["name"] == name)
+    assert (owner["schema"]["type"], cents["schema"]["type"], cents["explode"]) == ("string", "array", False)
+    is_one = re.compile(owner["schema"]["pattern"]).search
+    assert all(map(is_one, ["", "a", ",", '"a,b",c', 'a"b', '"a""b"', ",".join(["a"] * 100)]))
+    assert not any(map(is_one, ['"a,b', 'a,"b"c', '"', ",".join(["a"] * 101), "a\0"]))
+
+
+def test_a_list_that_comes_as_several_parameters_is_told_of_commas(api: Api) -> None:
+    [error] = problem(get(api, "/views/balances?sort=cents&sort=account"), 422, "invalid")["errors"]
+    assert "commas" in error["problem"]
+
+
+@pytest.mark.parametrize(
+    ("question", "step"),
+    [
+        ("balances?owner.in=a,b", "sort=owner"),
+        ("balances?owner.prefix=a&sort=-cents", "sort=owner"),
+        ("balances?cents.gte=5", "sort=cents"),
+        ("balances?owner.not=a", "if-unindexed=search"),
+        ("daily_totals?count.gte=5&sort=-count", "if-unindexed=search"),
+    ],
+)
+def test_what_a_hint_says_is_answered(api: Api, monkeypatch: pytest.MonkeyPatch, question: str, step: str) -> None:
+    monkeypatch.setattr(api.services.views, "small_view", 0)
+    path, _, filters = f"/views/{question}".partition("?")
+    for live in ("", "/live"):
+        hint = problem(get(api, f"{path}{live}?{filters}"), 422, "no-index")["hint"]
+        assert f"`{step}`" in hint
+        assert "INDEXES" not in hint
+    others = filters.partition("&sort=")[0] if step.startswith("sort=") else filters
+    assert get(api, f"{path}?{others}&{step}").status_code == 200
 
 
 def test_a_cursor_of_another_question_says_what_is_another(api: Api, shared_world: Settings) -> None:

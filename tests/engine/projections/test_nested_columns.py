@@ -280,10 +280,16 @@ def test_a_page_is_never_filtered_by_a_column_with_parts(db: Connection, world: 
     parameters = {one["name"] for one in paths["/views/orders"]["get"]["parameters"]}
     assert {"purse", "share", "opens", "takes"} <= parameters
     assert not {"lines", "parcel", "prices", "deep", "line"} & parameters
-    scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b"lines=[]"}
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b"lines=[]&line=a&share.is=1"}
     with pytest.raises(Problem) as refused:
         question_of(of, Request(scope), "")
     assert refused.value.kind.status == 422
+    lines, line, share = (one["problem"] for one in refused.value.members["errors"])
+    assert lines.startswith("A column with parts is no filter. There are: after, ")
+    assert line == "A column with parts is no filter. There are: line.null."
+    assert (
+        share == "No such parameter. There are: share, share.gt, share.gte, share.in, share.lt, share.lte, share.not."
+    )
     with pytest.raises(BadAccess, match="column 'lines' can't be compared"):
         asking.page_of(of, {}, None, 5, Rows(lines=[]))
 
