@@ -125,8 +125,9 @@ def fact(cls: type[FactT]) -> type[FactT]:
     if re.search("AwareDatetime|bytes", repr(declared)):
         with suppress(NameError):  # of a class further down
             hints = typing.get_type_hints(cls, include_extras=True)
-            declared = {name: _with(hints[name], AwareDatetime, Moment) for name in declared}
-            cls.__annotations__ = {name: _with(hint, bytes, _Base64) for name, hint in declared.items()}
+            hints = {name: _with(hints[name], AwareDatetime, Moment) for name in declared}
+            declared = hints if "AwareDatetime" in repr(declared) else declared
+            cls.__annotations__ = {name: _with(hint, bytes, _Base64) for name, hint in hints.items()}
     config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, val_json_bytes="base64")
     made = dataclass(cls, frozen=True, slots=True, kw_only=True, config=config)
     made.__annotations__ = declared  # how JSON is read is no part of a type's shape
