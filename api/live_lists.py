@@ -103,6 +103,11 @@ class ListFeed(Feed[Listed]):
             self._new.append(watched)
         return super().enter(watched, watcher)
 
+    def leave(self, watched: Listed, watcher: Watcher) -> None:
+        super().leave(watched, watcher)
+        if watched not in self.watchers:
+            self._states.pop(watched, None)
+
     async def round(self) -> None:
         """One query tells whether anything moved. Then each question is read that is older, also if another one fails.
 
@@ -120,7 +125,7 @@ class ListFeed(Feed[Listed]):
             if self._states.get(listed, (None,))[0] != now:
                 await self._send(listed)
             else:
-                self._offer(listed, watchers)
+                _offer(self._states[listed], watchers)
 
     async def _send(self, listed: Listed) -> None:
         """Read a question for those who ask it by now."""
@@ -128,7 +133,7 @@ class ListFeed(Feed[Listed]):
             return
         try:
             async with asyncio.timeout(QUESTION_S):
-                self._states[listed] = await self._read(listed)
+                state = await self._read(listed)
         except PASSING as error:
             log.debug("watching a page of %s: %s", self.view.name, error)
         except TimeoutError:
@@ -140,11 +145,9 @@ class ListFeed(Feed[Listed]):
             self._late ^= {listed}
         else:
             self._late.discard(listed)
-            self._offer(listed, watchers)
-
-    def _offer(self, listed: Listed, watchers: Iterable[Watcher]) -> None:
-        for watcher in watchers:
-            watcher.offer(self._states[listed][1])
+            if listed in self.watchers:
+                self._states[listed] = state
+            _offer(state, watchers)
 
     async def _read(self, listed: Listed) -> tuple[Hashable, State]:
         repairs = self._repairs
@@ -152,6 +155,11 @@ class ListFeed(Feed[Listed]):
         state = stopped(found, parked=found.parked) if found.stopped else Listing(found, await self.views.shown(found))
         # a person may be forgotten without a batch: it is read again each time
         return None if found.has_personal else _moment(found, repairs), state
+
+
+def _offer(state: tuple[Hashable, State], watchers: Iterable[Watcher]) -> None:
+    for watcher in watchers:
+        watcher.offer(state[1])
 
 
 def _alive(watchers: Iterable[Watcher]) -> list[Watcher]:

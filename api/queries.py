@@ -82,7 +82,7 @@ async def _answer(query: Query, request: Request) -> Response:
     rows, is_more = await services.views.opened(found.rows[:limit], found.has_personal), len(found.rows) > limit
     members: dict[str, Any] = {"more": is_more}
     if query.order:
-        last = _last(found.places[:limit], behind) if is_more else None
+        last = _last(found, limit, behind) if is_more else None
         path = path_of("queries", query.name)
         members = {"next": last and next_path(path, given, bound, [*last.values, str(last.equal)])}
     position = str(found.position)
@@ -110,12 +110,12 @@ def _behind(query: Query, given: Sequence[str | None]) -> Behind:
     return Behind(tuple(values), int(equal or ""))
 
 
-def _last(places: Sequence[tuple[str | None, ...]], behind: Behind | None) -> Behind:
-    """Behind the last of these rows, which came behind others."""
-    [*_, last] = places
-    equal = len(places) - next((at for at in range(len(places), 0, -1) if places[at - 1] != last), 0)
-    before = behind.equal if behind and equal == len(places) and behind.values == last else 0
-    return Behind(last, equal + before)
+def _last(found: Answer, limit: int, behind: Behind | None) -> Behind:
+    """Behind the last of so many rows, which came behind others."""
+    equal = behind.equal if behind else 0
+    for repeats in found.repeats[:limit]:
+        equal = equal + 1 if repeats else 1
+    return Behind(found.places[limit - 1], equal)
 
 
 def _asked(query: Query, request: Request) -> tuple[dict[str, Any], int]:

@@ -142,7 +142,7 @@ def _with(hint: Any, kind: Any, other: Any) -> Any:
     changed = tuple(_with(part, kind, other) for part in parts)
     if changed == parts:
         return other if hint is kind else hint
-    return (typing.Union if origin is UnionType else origin)[changed]
+    return (typing.Union if origin is UnionType else origin)[changed if len(changed) > 1 else changed[0]]
 
 
 def _base64(value: bytes) -> str:

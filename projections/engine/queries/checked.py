@@ -196,7 +196,7 @@ def _depth(tokens: Sequence[TokenType]) -> int:
 
 def _selected(term: exp.Expr, tree: exp.Query) -> str | None:
     """The column of the select that an `order by` names: by its name, its number, or as the same expression."""
-    names = tree.named_selects
+    term, names = term.unnest(), tree.named_selects
     if isinstance(term, exp.Literal) and term.is_int:
         return next(iter(names[int(term.this) - 1 : int(term.this)]), None)
     if isinstance(term, exp.Column) and not term.table and term.name in names:

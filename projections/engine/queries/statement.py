@@ -49,8 +49,8 @@ select json_build_array(
      having count(*) = (select count(distinct agent) from _live)) p),
   case when %(_all)s then (select count(*) from (
     select distinct stream from parked where table_name in (select table_name from _live) limit {most_parked}) k) end,
-  (select json_agg(json_build_array(f.number, f.shown, f.place) order by f.number) from (
-     select row_number() over () as number, row_to_json(_row) as shown, json_build_array({place}) as place
+  (select json_agg(json_build_array(f.number, f.shown, f.place, f.repeats) order by f.number) from (
+     select row_number() over () as number, row_to_json(_row) as shown, json_build_array({place}) as place, {repeats} as repeats
        from (select q.* from {source} limit %(_most)s) q, lateral (select {shown}) _row) f))::text
 """)
 """A partition's position is the one that all agents of its views have reached."""
@@ -81,6 +81,8 @@ class Answer(NamedTuple):
     """As stored: personal values are sealed."""
     places: list[tuple[str | None, ...]]
     """Of each row, the values of the query's order."""
+    repeats: list[bool]
+    """Of each row, whether it is equal to the one before: PostgreSQL's 1.0 is 1.00."""
     has_personal: bool
     """Whether any row may hold a personal value."""
     stopped: None = None
@@ -130,7 +132,8 @@ def require_types(query: Query, found: Sequence[psycopg.Column] | None, types: T
 def answer(query: Query, value: str) -> Answer:
     """What the statement returned. Raises BadQuery where a value is not of its declared type: none is rounded."""
     live, positions, parked, rows = _decode(value)
-    shown = [row for _, row, _ in rows or ()]
+    shown = [row for _, row, *_ in rows or ()]
+    places, repeats = [place for *_, place, _ in rows or ()], [one for *_, one in rows or ()]
     decode, nested = _row_decoder(query)
     try:
         for row in shown:
@@ -141,10 +144,10 @@ def answer(query: Query, value: str) -> Answer:
         hint = "Declare the type that the SQL gives, or `… | None`, or round the value in the SQL."
         raise BadQuery(f"{query.file}: a value is not of its declared type: {error}.", hint) from None
     at = {view: (version, table) for view, version, table in live or ()}
-    return Answer(at, token_of(positions), parked, shown, [place for *_, place in rows or ()], may_hold(value))
+    return Answer(at, token_of(positions), parked, shown, places, repeats, may_hold(value))
 
 
-_Row = tuple[int, msgspec.Raw, tuple[str | None, ...]]
+_Row = tuple[int, msgspec.Raw, tuple[str | None, ...], bool]
 _Found = tuple[list[tuple[str, int, str]] | None, Positions, int | None, list[_Row] | None]
 _decode: Callable[[str], _Found] = msgspec.json.Decoder(_Found).decode
 
@@ -157,15 +160,22 @@ def _statement(query: Query, tables: tuple[tuple[str, str], ...], shape: Shape, 
     source = sql.SQL("({}) q{}").format(
         _sql(query), all_of([*where, *(_not_before(query.order, is_null) if is_null else ())])
     )
+    columns_of_order = [part.column for part in query.order]
+    places, values = [_name(one.name) for one in columns_of_order], _after(query.order)
+    before, repeats = [sql.SQL("lag({}) over ()").format(place) for place in places], sql.SQL("false").format()
     if is_null:  # those that are equal come first
-        places, values = listed(_name(one.column.name) for one in query.order), listed(_after(query.order))
-        source = _BEHIND.format(source=source, places=places, values=values)
-    place = (sql.SQL("to_json({}) #>> '{{}}'").format(_place(part.column)) for part in query.order)
+        source = _BEHIND.format(source=source, places=listed(places), values=listed(values))
+        pairs = zip(places, values, strict=True)
+        before = [sql.SQL("lag({}, 1, {}) over ()").format(place, value) for place, value in pairs]
+    if places:
+        repeats = sql.SQL("({}) is not distinct from ({})").format(listed(places), listed(before))
+    place = (sql.SQL("{}::text").format(_place(one)) for one in columns_of_order)
     shown = (sql.SQL("{} as {}").format(_shown(one), sql.Identifier(one.name)) for one in query.columns)
     text = _STATEMENT.format(
         views=_views(query, tables),
         most_parked=sql.Literal(MOST_PARKED),
         place=listed(place),
+        repeats=repeats,
         shown=listed(shown),
         source=source,
     )

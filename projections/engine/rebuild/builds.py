@@ -356,7 +356,7 @@ def remove_table(connection: Connection, build: Build, *, keep: bool | None = No
     With `keep` the table is only emptied: a migration made it, and later builds of the version are made like it. By default
     that is every table whose name has no build number.
     """
-    if is_in_sql_view(connection, build.view, build.table):
+    if is_in_sql_view(connection, build.view, build.table, is_right=False):
         replace_sql_view(connection, build.view, without=build.table)
     keep = build.table == f"{build.view}_v{build.version}" if keep is None else keep
     statement = sql.SQL("truncate {}" if keep else "drop table {}").format(sql.Identifier(build.table))

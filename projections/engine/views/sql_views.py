@@ -94,14 +94,17 @@ def _lockers(connection: Connection, view: str) -> str:
     return who(connection, [pid for (pid,) in found]) or "short queries"
 
 
-def is_in_sql_view(connection: Connection, view: str, table: str) -> bool:
-    """Whether the SQL view of `view` reads that table, and shows no hidden columns, as that of a release that knew none may."""
+def is_in_sql_view(connection: Connection, view: str, table: str, *, is_right: bool = True) -> bool:
+    """Whether the SQL view of `view` reads that table, and shows no hidden columns, as that of a release that knew none may.
+
+    Without `is_right`, only whether it reads the table.
+    """
     found = connection.execute(
         "select 1 from pg_depend d join pg_rewrite r on r.oid = d.objid "
         "where d.classid = 'pg_rewrite'::regclass and r.ev_class = to_regclass(quote_ident(%s)) "
         "and d.refobjid = to_regclass(quote_ident(%s)) "
-        "and not exists (select from pg_attribute where attrelid = r.ev_class and attname ~ '^_')",
-        (view, table),
+        "and not (%s and exists (select from pg_attribute where attrelid = r.ev_class and attname ~ '^_'))",
+        (view, table, is_right),
     )
     return found.fetchone() is not None
 

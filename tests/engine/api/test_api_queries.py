@@ -132,6 +132,27 @@ PAGED = {
         "by_number": "order by 2, 1 desc",
     }.items()
 }
+FROM_VALUES = "from balances b, (values {}) as t (x, n) where b.account = 'q-page-0'"
+EQUAL = {
+    name: f"""
+    class Row(NamedTuple):
+        x: {kind}
+        n: int
+    SQL = '''select {column} as x, n {FROM_VALUES.format(values)} order by 1 desc'''
+"""
+    for name, (kind, column, values) in {
+        "scales": ("Decimal", "x", "(1.0::numeric, 1), (1.00, 1), (1.000, 1), (2, 1), (3, 1)"),
+        "zeros": ("float", "x", "(0::float8, 1), ('-0'::float8, 1), (0, 1), (1, 1)"),
+        "days": ("timedelta", "x", "(interval '1 day', 1), ('24:00:00', 1), ('24:00:00', 1), ('1 h', 1)"),
+        "numbers": ("list[float]", "x", "('[1.0]'::jsonb, 1), ('[1.00]', 1), ('[1]', 1), ('[2]', 1)"),
+        "nulls": (
+            "list[str] | None",
+            "x -> 'v'",
+            """('{"v": null}'::jsonb, 1), ('{"v": ["a"]}', 2), ('{"v": null}', 3)""",
+        ),
+        "parts": ("int", "(n)", "(1, 1), (2, 2), (3, 3)"),
+    }.items()
+}
 MOVING = """
     class Row(NamedTuple):
         account: str
@@ -154,7 +175,7 @@ def may_read(caller: Caller, view: str) -> bool | Rows:
 def queries(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Query]:
     folder, views = tmp_path_factory.mktemp("queries"), all_views()
     sources = {"both": BOTH, "types": EVERY_TYPE, "typeless": TYPELESS, "fractions": FRACTIONS, "own": ACCOUNTS}
-    sources |= {"sleeps": SLEEPS, "alias": ALIAS, "two": TWO, "moving": MOVING, **PAGED}
+    sources |= {"sleeps": SLEEPS, "alias": ALIAS, "two": TWO, "moving": MOVING, **PAGED, **EQUAL}
     return discover() | {name: query(folder, source, views, name) for name, source in sources.items()}
 
 
@@ -212,7 +233,7 @@ def test_more_rows_than_asked_for_are_told(api: Api, shared_world: Settings) -> 
 
 def pages(api: Api, path: str) -> list[list[dict[str, Any]]]:
     found, next_ = list[list[dict[str, Any]]](), path
-    while next_:
+    while next_ and len(found) < 99:
         page = get(api, next_).json()
         found.append(page["items"])
         next_ = page["next"]
@@ -227,6 +248,16 @@ def test_pages_hold_each_row_once_also_those_that_are_equal(api: Api, names: lis
     assert [row for page in found for row in page] == whole
     assert len(whole) == len(names)
     assert {len(page) for page in found[:-1]} == {limit}
+
+
+@pytest.mark.usefixtures("names")
+@pytest.mark.parametrize("name", EQUAL)
+@pytest.mark.parametrize("limit", [1, 2])
+def test_pages_end_where_equal_values_are_written_differently(api: Api, name: str, limit: int) -> None:
+    [whole] = pages(api, f"/queries/{name}?limit=1000")
+    found = pages(api, f"/queries/{name}?limit={limit}")
+    assert [len(page) for page in found] == [min(limit, len(whole) - at) for at in range(0, len(whole), limit)]
+    assert sorted(row["n"] for page in found for row in page) == sorted(row["n"] for row in whole)
 
 
 @pytest.fixture(scope="module")

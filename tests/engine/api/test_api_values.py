@@ -7,7 +7,7 @@ import asyncio
 import re
 from dataclasses import dataclass, field, fields
 from datetime import time, timedelta
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import httpx
 import msgspec
@@ -50,6 +50,8 @@ class OpenRoom:
 
 @fact
 class Sign:
+    FORM: ClassVar[bytes] = b"1"
+    FORMS: ClassVar[tuple[bytes, ...]] = (b"1",)
     name: Personal[Text]
     sha: bytes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Sequence
 from typing import Any
 from unittest.mock import Mock
@@ -191,3 +192,22 @@ def test_what_passes_keeps_the_clients_of_a_question_and_those_of_the_others(err
     assert asyncio.run(sent()) == [False, True, True, False, False, False]
     # for a place in the pool, and for a connection of it: else the question would end for being slow
     assert QUESTION_S > 2 * POOL_WAIT_S
+
+
+def test_a_list_that_nobody_asks_any_more_when_it_is_read_is_not_kept() -> None:
+    def kept() -> int:
+        gc.collect()
+        return sum(isinstance(one, Listing) for one in gc.get_objects())
+
+    async def left() -> int:
+        async def page(*_: object) -> Found:
+            feed.leave(Listed(None, ONE), watchers.pop())
+            return found(rows=rows_of(b"1"))
+
+        feed = feed_of(Mock(), page=page)
+        watchers = watching(feed, ONE)
+        await feed.round()
+        return kept()
+
+    before = kept()
+    assert asyncio.run(left()) == before

@@ -251,6 +251,8 @@ ORDERS = {
     "select purse, cents from purses": "purse cents",
     "select purse, cents from purses order by cents desc -- the largest": "-cents purse",
     "select purse, cents from purses order by 2, 2 desc": "cents purse",
+    "select purse, (2) as cents from purses order by (2) desc": "-cents purse",
+    "select purse, (1) as cents from purses order by (1)": "purse cents",
     "select p.purse, p.cents from purses p order by p.cents desc, p.purse desc": "-cents -purse",
     "select purse, count(*) as cents from purses group by purse order by count(*)": "cents purse",
     "select purse, cents from purses union all select purse, cents from moves order by cents": "cents purse",
