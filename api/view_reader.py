@@ -166,7 +166,7 @@ class ViewReader:
                         raise
                 except errors.InsufficientPrivilege:  # of ours: the author's are checked
                     raise
-                except errors.DataError as error:  # its text may quote a value
+                except (errors.DataError, errors.ProgramLimitExceeded) as error:  # its text may quote a value
                     hint = "Let the SQL have an answer there, as with `nullif(…, 0)` below a division."
                     raise QueryFailed(f"{query.file}: {type(error).__name__}.", hint) from None
                 except (errors.ProgrammingError, errors.NotSupportedError) as error:

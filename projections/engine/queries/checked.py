@@ -109,6 +109,14 @@ def _require_allowed(tree: exp.Query, views: Mapping[str, View]) -> None:
             if node.db or (node.name not in views and any(node is one for one in tables)):
                 name = node.sql(dialect="postgres", comments=False).partition(" AS ")[0]
                 raise BadSql(line, f"{name} is not a view.", known)
+        elif isinstance(node, exp.Table | exp.Lateral) and isinstance(node.this, exp.Func):
+            if isinstance(node, exp.Table) and node.db:
+                raise BadSql(line, "a function in `from` has a schema.", "Write its name alone.")
+            if bare := [one.name for one in node.this.find_all(exp.Column) if not one.table]:
+                what = f"'{bare[0]}' stands in a function of `from` without its view."
+                raise BadSql(
+                    line, what, "Write it as `view.column`: a name alone may be a whole row, or the session's user."
+                )
         elif isinstance(node, exp.Join) and node.method:
             raise BadSql(line, "the SQL has a natural join.", "Name its columns, `using (…)`: a view may get more.")
         elif isinstance(node, exp.Star) and not isinstance(node.parent, exp.Count):
@@ -181,6 +189,10 @@ def _order(text: str, tree: exp.Query, columns: Sequence[Column]) -> Order:
     tokens = [one.token_type for one in tokenize(text, dialect="postgres")]
     sorting = [at for at, kind in enumerate(tokens) if kind is TokenType.ORDER_BY and not _depth(tokens[:at])]
     if isinstance(tree, exp.Subquery) or any(map(tree.args.get, ("limit", "offset"))) or len(sorting) != bool(terms):
+        return ()
+    if (distinct := tree.args.get("distinct")) and distinct.args.get(
+        "on"
+    ):  # its columns must stay the first of the order
         return ()
     for term in terms:
         descending, name = bool(term.args.get("desc")), _selected(term.this, tree)

@@ -100,6 +100,8 @@ def query_of(module: ModuleType, views: Mapping[str, View]) -> Query:
     except BadSql as error:
         line, what, hint = error.args
         raise BadQuery(f"{file}, line {_line(module) + line}: {what}", hint) from error
+    except RecursionError as error:
+        raise BadQuery(f"{file}: the SQL is nested too deeply.", "Write it with fewer parentheses.") from error
     question, defaults = (module.__doc__ or "").strip(), _defaults(file, parameters, declared)
     return Query(name, question, parameters, defaults, columns, text + rest, named, order, file)
 

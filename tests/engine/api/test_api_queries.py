@@ -87,6 +87,13 @@ TYPELESS = """
         account: int
     SQL = "select lower(account) as account from balances"
 """
+LONG = """
+    class Parameters(NamedTuple):
+        size: int
+    class Row(NamedTuple):
+        account: str
+    SQL = "select lpad(account, %(size)s::int4, 'x') as account from balances limit 1"
+"""
 ALIAS = """
     class Row(NamedTuple):
         owner: str
@@ -175,7 +182,7 @@ def may_read(caller: Caller, view: str) -> bool | Rows:
 def queries(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Query]:
     folder, views = tmp_path_factory.mktemp("queries"), all_views()
     sources = {"both": BOTH, "types": EVERY_TYPE, "typeless": TYPELESS, "fractions": FRACTIONS, "own": ACCOUNTS}
-    sources |= {"sleeps": SLEEPS, "alias": ALIAS, "two": TWO, "moving": MOVING, **PAGED, **EQUAL}
+    sources |= {"sleeps": SLEEPS, "alias": ALIAS, "long": LONG, "two": TWO, "moving": MOVING, **PAGED, **EQUAL}
     return discover() | {name: query(folder, source, views, name) for name, source in sources.items()}
 
 
@@ -379,6 +386,7 @@ def test_what_cant_be_computed_is_named_and_logged(
 ) -> None:
     folded(shared_world, open_account("q-zero"), deposit("q-zero", "q-zero-1", 3))
     problem(get(api, "/queries/types?number=0"), 422, "query-failed")
+    problem(get(api, "/queries/long?size=1000000000"), 422, "query-failed")
     assert "projections/queries/types.py: DivisionByZero." in caplog.text
     for _ in range(2):
         for name in ("typeless", "alias"):

@@ -121,10 +121,10 @@ CALLS = {
     "jsonb_typeof": "jsonb_typeof(jsonb_build_object('a', number))",
     "jsonb_array_elements": "(select max(e.value::text) from jsonb_array_elements('[1]'::jsonb) e)",
     "jsonb_array_elements_text": "(select max(it) from jsonb_array_elements_text('[1]'::jsonb) as them (it))",
-    "jsonb_each": "(select max(e.key) from jsonb_each(jsonb_build_object('a', number)) e)",
-    "jsonb_each_text": "(select max(e.value) from jsonb_each_text(jsonb_build_object('a', number)) e)",
+    "jsonb_each": "(select max(e.key) from jsonb_each(jsonb_build_object('a', things.number)) e)",
+    "jsonb_each_text": "(select max(e.value) from jsonb_each_text(jsonb_build_object('a', things.number)) e)",
     "unnest": "(select max(u.it) from unnest(array[number]) as u (it))",
-    "generate_series": "(select max(n.at) from generate_series(1, number) as n (at))",
+    "generate_series": "(select max(n.at) from generate_series(1, things.number) as n (at))",
 }
 
 

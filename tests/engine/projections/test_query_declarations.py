@@ -65,7 +65,7 @@ GOOD = {
     "names in another case": (selecting("SELECT PURSE FROM Purses"), "purses"),
     "lines of a list": (
         selecting(
-            "select purse from purses, jsonb_array_elements(note::jsonb) as lines (line) where line ->> 'a' = 'b'"
+            "select purse from purses, jsonb_array_elements(purses.note::jsonb) as lines (line) where line ->> 'a' = 'b'"
         ),
         "purses",
     ),
@@ -107,6 +107,23 @@ BAD = {
     "not SQL": (selecting("\nselect purse\n from purses where ("), "this is no SQL at `(`", 3),
     "an open quote": (selecting("select 'purse from purses"), "this is no SQL", 1),
     "nothing": (selecting(" "), "not one select", 1),
+    "the session's user": (selecting("select g.n as purse from purses p, lower(user) as g (n)"), "'user' stands in", 1),
+    "a whole row in a function": (
+        selecting("select g.n as purse from purses p,\nconcat(p) as g (n)"),
+        "'p' stands in",
+        2,
+    ),
+    "a whole row beside lateral": (
+        selecting("select g.n as purse from purses p cross join lateral concat(p) as g (n)"),
+        "'p' stands in",
+        1,
+    ),
+    "a function of another schema": (
+        selecting("select g.n as purse from purses p, public.lower('x') as g (n)"),
+        "has a schema",
+        1,
+    ),
+    "too deep": (selecting(f"select {'(' * 3_000}purse{')' * 3_000} as purse from purses"), "nested too deeply", None),
     "a natural join": (selecting("select m.purse from purses p\nnatural join moves m"), "has a natural join", 2),
     "a table of a function that reads a file": (
         selecting("select purse from purses, pg_ls_dir('.') x (purse)"),
@@ -142,7 +159,7 @@ BAD = {
     ),
     "a view with a schema": (selecting("select purse from public.purses"), "public.purses is not a view", 1),
     "a function's column without its name": (
-        selecting("select purse from purses where '1' =\n(select max(value) from jsonb_each_text(note::jsonb))"),
+        selecting("select purse from purses where '1' =\n(select max(value) from jsonb_each_text(purses.note::jsonb))"),
         "no column 'value'",
         2,
     ),
@@ -259,6 +276,8 @@ ORDERS = {
     "with a as (select purse, cents from purses order by cents) select purse, cents from a": "purse cents",
     "select purse, rank() over (order by note) as cents from purses order by purse": "purse cents",
     # pages can't go on
+    "select distinct on (note) purse, cents from purses": "",
+    "select distinct on (note, purse) purse, cents from purses order by note, purse": "",
     "select purse, cents from purses order by cents limit 9": "",
     "select purse, cents from purses offset 3": "",
     "select purse, cents from purses fetch first 3 rows only": "",
