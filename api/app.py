@@ -56,10 +56,14 @@ def create_app(settings: Settings, name: str = "api") -> FastAPI:
     app.state.readiness = Readiness(services.stores, services.keys, services.issuer)
     services.stores.subscribe(lambda: metrics.API_WAITING.set(len(services.outcomes)))
     bodies: list[Body] = []
-    routers = (
+    routers = [
         *(commands.router_of(contexts(), bodies), outcomes.router(), health.router()),
         *(views.router_of(all_views()), queries.router_of(discover())),
-    )
+    ]
+    if settings.console:
+        from api.console.routes import router_of  # brings Jinja2, which a process without the console does without
+
+        routers.append(router_of(app, services, app.state.readiness))
     ours = [route for router in routers for route in router.routes]
     app.router.routes = [Direct(ours), *app.router.routes, *ours]  # `include_router` would match each request twice
     at_the_door = PROBLEMS if services.issuer else ()

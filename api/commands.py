@@ -77,7 +77,7 @@ REJECTED = {"malformed": INVALID, "misrouted": FAILED} | {it.code: it for it in 
 
 MAX_LAG = 50_000
 """Commits that the read model may be behind: about ten seconds of full load. More would only wait, and time out."""
-RESERVED = frozenset({"views", "outcomes", "health", "metrics", "openapi", "docs"})
+RESERVED = frozenset({"views", "outcomes", "health", "metrics", "openapi", "docs", "console"})
 """First segments of paths that belong to no context."""
 
 

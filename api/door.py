@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from fastapi import Request
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.problems import Problem, kind, kind_of, problem_of
@@ -47,6 +48,10 @@ OPEN = frozenset({"/health/live", "/health/ready"})
 DOCS = re.compile(r"/docs|/openapi\.json|/static-offline-docs/.*").fullmatch
 METRICS = "metrics"
 """The scope that the path of the same name needs."""
+CONSOLE = "/console"
+_SIGNS_IN = re.compile(rf"{CONSOLE}/(sign-in|static/.*)").fullmatch
+COOKIE = b"samefold_console"
+"""The console's token: a browser sends no Authorization with a link. It counts for the console's pages only."""
 _BEARER = re.compile(rb"bearer +([A-Za-z0-9._~+/=-]+) *", re.IGNORECASE).fullmatch
 _CALLER, _UNTIL = "samefold.caller", "samefold.until"
 
@@ -69,14 +74,17 @@ class Door:
                 raise NOT_ALLOWED(f"The token lacks the scope '{METRICS}'.")
             await self.app(scope, receive, send)  # which answers its own problems
         except Problem as problem:
-            await problem.response()(scope, receive, send)
+            signs_in = problem.kind is NOT_AUTHENTICATED and _is_console(scope["path"])
+            response = RedirectResponse(f"{CONSOLE}/sign-in", 303) if signs_in else problem.response()
+            await response(scope, receive, send)
 
     def _is_open(self, path: str) -> bool:
-        return path in OPEN or (self._shows_docs and DOCS(path) is not None)
+        return path in OPEN or (self._shows_docs and DOCS(path) is not None) or _SIGNS_IN(path) is not None
 
     async def _verified(self, scope: Scope) -> Verified:
+        cookie = _cookie(scope["headers"]) if _is_console(scope["path"]) else None
         try:
-            return await self._issuer.caller_of(_token(scope["headers"]))
+            return await self._issuer.caller_of(cookie or _token(scope["headers"]))
         except KeysNotKnown as error:
             raise problem_of(error) from None
         except TokenRefused as error:
@@ -96,6 +104,19 @@ def valid_for_s(request: Request) -> float | None:
     """How many seconds the caller's token is still valid; None without one."""
     until: float | None = request.scope.get(_UNTIL)
     return None if until is None else max(0.0, until - time.time())
+
+
+def _is_console(path: str) -> bool:
+    return path == CONSOLE or path.startswith(f"{CONSOLE}/")
+
+
+def _cookie(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """The console's token in a cookie, where there is no other."""
+    given = dict(headers)
+    if b"authorization" in given:
+        return None
+    pairs = (one.strip().partition(b"=") for one in given.get(b"cookie", b"").split(b";"))
+    return next((value.decode("latin-1") for name, _, value in pairs if name == COOKIE), None)
 
 
 def _token(headers: Iterable[tuple[bytes, bytes]]) -> str:

@@ -19,7 +19,7 @@ from api.stores import HealthSnapshot, StoreChecks
 from domain.engine.personal.keys import Keys
 from infra.errors import SamefoldError
 from infra.observability import metrics
-from projections.engine.live.lag import Lags, standing_still, tell_lags
+from projections.engine.live.lag import Lags, PartitionLag, standing_still, tell_lags
 from projections.engine.views.view import CORE
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Readiness:
             self._lags.saw(seen.at, seen.positions, seen.ends)
             decided, ends = ({at: one[which] for at, one in seen.commands.items()} for which in (0, 1))
             self._undecided.saw(seen.at, {"handlers": decided}, ends)
-            if (news := (self._lags.now | self._undecided.now, seen.views)) != self._told:
+            if (news := (self.lags, seen.views)) != self._told:
                 self._told = news
                 tell_lags(*news)  # takes longer than all the rest of a check
             if (still := self._standing_still()) and seen.at >= self._log_at:
@@ -111,6 +111,11 @@ class Readiness:
                 log.warning("standing still: %s", "; ".join(f"{who}: {what}" for who, what in still.items()))
         for name, error in self.checks().items():
             metrics.READY.labels(name).set(error is None)
+
+    @property
+    def lags(self) -> Mapping[tuple[str, int], PartitionLag]:
+        """Of each (agent, partition), and of `handlers`, at the last check."""
+        return self._lags.now | self._undecided.now
 
     def ready(self) -> Ready:
         """The answer of `/health/ready`. Raises Problem 503 where a check fails."""
@@ -129,7 +134,7 @@ class Readiness:
         return ready
 
     def _standing_still(self) -> dict[str, str]:
-        return standing_still(self._lags.now | self._undecided.now, STALL_S)
+        return standing_still(self.lags, STALL_S)
 
     def _blind(self) -> SamefoldError | None:
         age = time.monotonic() - self._seen.at if self._seen else None

@@ -11,7 +11,7 @@ from fastapi import Request
 from api.door import NOT_ALLOWED, caller_of
 from api.problems import Problem, kind_of, traceable
 from api.services import Services, services_of
-from infra.access import Access, BadAccess, Caller, Row, Rows, access
+from infra.access import Access, BadAccess, Caller, Right, Row, Rows, access
 from infra.processes.time_limit import limited
 from projections.engine.views.core_views import OUTCOMES, all_views, command_key
 from projections.engine.views.queries import Readable, allowed_values
@@ -45,6 +45,20 @@ def readable(request: Request, views: Mapping[str, View]) -> list[tuple[View, bo
     return [
         (view, allowed is True) for view, allowed in found if allowed is True or (isinstance(allowed, Rows) and allowed)
     ]
+
+
+def may_operate(request: Request, right: Right) -> bool:
+    """Whether the caller has that right in the console."""
+    caller = caller_of(request)
+    return caller is None or limited(_access(services_of(request)).may_operate, caller, right) is True
+
+
+def require_may_operate(request: Request, right: Right) -> None:
+    """Raises Problem 403."""
+    if not may_operate(request, right):
+        caller = caller_of(request)
+        assert caller is not None
+        raise _denied(caller, f"{right} in the console")
 
 
 async def require_may_send(services: Services, caller: Caller, stream: str, command_id: str, command: object) -> None:

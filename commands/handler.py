@@ -255,7 +255,7 @@ class Handler:
                 # later: a question may be pending on the connection
                 partition.later(0, lambda: self._takeover.load(writer))
             case Open():
-                opening = Opening(writer=self.name, commands_topic_id=writer.commands_topic_id)
+                opening = Opening(self.name, writer.commands_topic_id, partition.doubt)
                 report = partial(self._opened, partition, writer.openings)
                 self._produce(partition.number, None, encode(opening), report)
                 reach("opening sent")
@@ -273,6 +273,7 @@ class Handler:
             case Confirm(why, reason):
                 if reason:
                     metrics.HANDLER_REOPENINGS.labels(reason).inc()
+                    partition.doubt = why
                 self._log_progress(partition, why, logging.ERROR if reason is ReopenReason.COMMAND else logging.INFO)
                 partition.waiting.clear()
                 self._fetching.pause(partition)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
 
+from msgspec import UNSET, UnsetType
+
 from commands.intake import Received
 from commands.writer import Action, Phase, Writer
 
@@ -44,6 +46,8 @@ class Partition:
     """Its reads fail, which was logged."""
     attempt: Attempt | None = None
     """The one before, while the next commands are an attempt."""
+    doubt: str | UnsetType = UNSET
+    """Why its writer gave up its last epoch, which the next opening tells."""
     reported: int = -1
     """The offset of the next command to decide, as it was last committed to the group."""
     _timer: tuple[float, Callable[[], Action | None]] | None = None

@@ -2,6 +2,7 @@
 
 def may_send(caller: Caller, stream: str, command: object) -> bool | Row
 def may_read(caller: Caller, view: str) -> bool | Rows
+def may_operate(caller: Caller, right: Right) -> bool    # only where the console is on
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from infra.errors import SamefoldError
 
@@ -89,15 +90,19 @@ class Row:
         return f"Row({', '.join([repr(self.view), *(f'{name}={value!r}' for name, value in self.columns.items())])})"
 
 
+Right: TypeAlias = Literal["look", "change", "see personal values"]
+"""In the console: at its pages, by its buttons, and what is sealed elsewhere."""
 MaySend: TypeAlias = Callable[[Caller, str, object], bool | Row]
 MayRead: TypeAlias = Callable[[Caller, str], bool | Rows]
+MayOperate: TypeAlias = Callable[[Caller, Right], bool]
 
 
 class Access(NamedTuple):
-    """The functions of the service's `access.py`."""
+    """The functions of the service's `access.py`. Without `may_operate` nobody may use the console."""
 
     may_send: MaySend
     may_read: MayRead
+    may_operate: MayOperate = lambda _caller, _right: False
 
 
 @cache
@@ -113,8 +118,10 @@ def access() -> Access:
             "Write it next to domain/: docs/access.md.",
         ) from None
     found = []
-    for name, parameters in (("may_send", 3), ("may_read", 2)):
+    for name, parameters in (("may_send", 3), ("may_read", 2), ("may_operate", 2)):
         function = getattr(module, name, None)
+        if function is None and name in Access._field_defaults:
+            continue
         if not callable(function) or len(inspect.signature(function).parameters) != parameters:
             raise BadAccess(
                 f"{MODULE}.py has no function {name} with {parameters} parameters.",

@@ -235,6 +235,9 @@ class Settings(BaseSettings):
     api_docs: bool | None = Field(
         None, description="Whether the API serves /docs and /openapi.json; by default not with auth=jwt"
     )
+    console: bool = Field(
+        False, description="Whether the API serves the console, its pages for those who run the service"
+    )
 
     archive_url: str | None = Field(
         None,

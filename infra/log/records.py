@@ -100,6 +100,8 @@ class Opening(msgspec.Struct, frozen=True, tag_field="samefold", tag="opening/1"
 
     writer: str
     commands_topic_id: str
+    why: str | UnsetType = UNSET
+    """Why its writer had given up its epoch before. Not stored where it takes over. For people: no reader depends on it."""
 
 
 class Command(msgspec.Struct, frozen=True, tag_field="samefold", tag="command/1"):

@@ -99,7 +99,7 @@ class Stack:
         endpoints = {"KAFKA_BOOTSTRAP": self.kafka.bootstrap, "DATABASE_URL": self.postgres.url()}
         self.issuer.make()
         tokens = {"JWT_ISSUER": ISSUER, "JWT_AUDIENCE": AUDIENCE, "JWT_KEYS": str(self.issuer.keys)}
-        values = endpoints | {"MASTER_KEY_FILE": str(self._master_key)} | tokens
+        values = endpoints | {"MASTER_KEY_FILE": str(self._master_key), "CONSOLE": "true"} | tokens
         text = "".join(f"{PREFIX}{name}={value}\n" for name, value in values.items())
         new = self.folder / f"{DEV_ENV}.new"
         new.write_text("# Written by `samefold dev up`, removed by `samefold dev down`.\n" + text)

@@ -13,7 +13,7 @@ import hmac
 import json
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,6 +23,9 @@ PREFIX = "~Personal~1~"
 """A capital, so that a token whose case was changed is none, and is refused: it could never be opened."""
 FALLBACK = "(forgotten)"
 """What is shown for a forgotten value whose field declares nothing else."""
+
+HIDDEN = "(hidden)"
+"""What is shown to somebody who may not see the value."""
 
 NONCE = 12
 _TOKEN = re.compile(PREFIX + r"([0-9a-f]{16})~([A-Za-z0-9_-]+)~([A-Za-z0-9_-]*)~")
@@ -70,13 +73,22 @@ def opened_text(text: str, keys: Mapping[str, bytes | None]) -> str:
 
 def opened_value(value: Any, keys: Mapping[str, bytes | None]) -> Any:
     """The same for all texts in what JSON was decoded to."""
+    return _each_text(value, lambda text: opened_text(text, keys))
+
+
+def hidden_value(value: Any) -> Any:
+    """What JSON was decoded to, for somebody who may not see the values of its tokens."""
+    return _each_text(value, lambda text: _TOKEN.sub(HIDDEN, text) if may_hold(text) else text)
+
+
+def _each_text(value: Any, change: Callable[[str], str]) -> Any:
     match value:
         case str():
-            return opened_text(value, keys)
+            return change(value)
         case dict():
-            return {opened_value(name, keys): opened_value(one, keys) for name, one in value.items()}
+            return {change(name): _each_text(one, change) for name, one in value.items()}
         case list():
-            return [opened_value(one, keys) for one in value]
+            return [_each_text(one, change) for one in value]
         case _:
             return value
 

@@ -1,0 +1,22 @@
+"""The routes of all pages."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, FastAPI
+
+from api.console import overview, site
+from api.console.now import Curves
+from api.console.overview import Overview
+from api.console.site import Console
+from api.health import Readiness
+from api.services import Services
+
+
+def router_of(app: FastAPI, services: Services, readiness: Readiness) -> APIRouter:
+    """The console of this process, whose state the app gets."""
+    app.state.console = Console(services)
+    app.state.overview = Overview(services, Curves(services, readiness))
+    router = APIRouter()
+    site.add_frame(router)
+    overview.add_to(router)
+    return router
