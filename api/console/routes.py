@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, FastAPI
 
-from api.console import overview, site
+from api.console import overview, site, streams, views
 from api.console.now import Curves
 from api.console.overview import Overview
 from api.console.site import Console
@@ -18,5 +18,6 @@ def router_of(app: FastAPI, services: Services, readiness: Readiness) -> APIRout
     app.state.overview = Overview(services, Curves(services, readiness))
     router = APIRouter()
     site.add_frame(router)
-    overview.add_to(router)
+    for one in (overview, views, streams):
+        one.add_to(router)
     return router

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
@@ -125,6 +125,17 @@ def number(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
 
 
+def spans(numbers: Sequence[int]) -> str:
+    """Ascending numbers in words: `0–3, 7`."""
+    runs: list[list[int]] = []
+    for one in numbers:
+        if runs and one == runs[-1][-1] + 1:
+            runs[-1].append(one)
+        else:
+            runs.append([one])
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs) or "none"
+
+
 def cut(value: Any) -> str:
     """A value as a text that a page can hold."""
     text = printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str), keep="\n")
@@ -145,7 +156,7 @@ TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
     undefined=jinja2.StrictUndefined,
 )
-TEMPLATES.filters |= {"ago": ago, "size": size, "number": number, "cut": cut}
+TEMPLATES.filters |= {"ago": ago, "size": size, "number": number, "spans": spans, "cut": cut}
 TEMPLATES.globals |= {"url": url, "code": CODE_DIGEST}
 
 
