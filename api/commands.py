@@ -116,7 +116,7 @@ def router_of(contexts: Mapping[str, Context], bodies: list[Body]) -> APIRouter:
             summary = kebab(name).replace("-", " ").capitalize()
             router.add_api_route(
                 f"/{context.name}/{{stream_id}}/{kebab(name)}",
-                partial(_post, context, command, stored_type(command)),
+                partial(post, context, command, stored_type(command)),
                 methods=["POST"],
                 name=f"{context.name} {name}",
                 summary=summary,
@@ -132,7 +132,8 @@ def router_of(contexts: Mapping[str, Context], bodies: list[Body]) -> APIRouter:
     return router
 
 
-async def _post(context: Context, kind_: type, stored: str, request: Request) -> Response:
+async def post(context: Context, kind_: type, stored: str, request: Request) -> Response:
+    """The answer to a command of that class and stored type. Raises Problem, BadAccess, ClientGone."""
     requests.refuse_unknown(request)
     services, caller = services_of(request), caller_of(request)
     ref, prefer = _ref(request, context), requests.preferences(request)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, FastAPI
 
-from api.console import overview, site, streams, views
+from api.console import overview, site, streams, tries, views
 from api.console.now import Curves
 from api.console.overview import Overview
 from api.console.site import Console
@@ -18,6 +18,6 @@ def router_of(app: FastAPI, services: Services, readiness: Readiness) -> APIRout
     app.state.overview = Overview(services, Curves(services, readiness))
     router = APIRouter()
     site.add_frame(router)
-    for one in (overview, views, streams):
+    for one in (overview, views, streams, tries):
         one.add_to(router)
     return router

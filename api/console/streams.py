@@ -268,7 +268,10 @@ def _changed(entry: Entry, show: Callable[[Any], Any]) -> Entry:
 
 
 def _history(settings: Settings, name: str, first: int) -> Iterator[Entry | None]:
-    """The entries from a version on, each folded as agents fold it, and None after each batch of records. Reads the stream's partition from its beginning."""
+    """The entries from a version on, each folded as agents fold it, and None after each batch of records.
+
+    Reads the stream's partition from its beginning.
+    """
     topic = describe(settings, settings.events_topic)
     partition, key = partition_of(name, topic.partitions), name.encode()
     context = name.partition("/")[0]
