@@ -1,4 +1,4 @@
-"""Who may send which command, and who may read which rows. What is not allowed here is denied (docs/access.md).
+"""Who may send which command, read which rows, and use the console. What is not allowed here is denied (docs/access.md).
 
 Holders see their own accounts and transfer from them. Tellers pay cash in and out and see all, auditors only read. No caller may
 send the commands that policies send.
@@ -7,7 +7,7 @@ send the commands that policies send.
 from domain.accounts import ChargeFee, CloseAccount, CreditInterest, Deposit, OpenAccount, Withdraw
 from domain.standing_orders import CancelStandingOrder, PlaceStandingOrder
 from domain.transfers import RequestTransfer
-from infra.access import Caller, Row, Rows
+from infra.access import Caller, Right, Row, Rows
 
 
 def may_send(caller: Caller, stream: str, command: object) -> bool | Row:
@@ -40,3 +40,8 @@ def may_read(caller: Caller, view: str) -> bool | Rows:
             return Rows(by=caller.subject)
         case _:
             return False
+
+
+def may_operate(caller: Caller, right: Right) -> bool:
+    """Whether the caller may use the console: to look, to change something, to see personal values."""
+    return "operator" in caller.roles or (right == "look" and "auditor" in caller.roles)

@@ -62,6 +62,8 @@ def run() -> None:
             start_all(settings)
             url = f"http://{settings.api_host}:{settings.api_port}"
             shown = f"{url}/docs. What it takes and shows: {url}/openapi.json" if settings.shows_docs else url
+            if settings.console:
+                typer.echo(f"The console: {url}/console")
             typer.echo(f"The API: {shown}. Ctrl-C stops everything.")
             run_all()
         finally:
