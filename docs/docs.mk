@@ -12,8 +12,8 @@ docs: $(DOCS)/.installed ## the pages as a site; fails at a dead link or a page 
 	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
 	@echo "$(CURDIR)/$(DOCS)/site/index.html"
 
-pictures: setup ## the pictures of docs/frontend.md, taken by its test
-	@PICTURES=docs/frontend $(BIN)/python -m pytest -q tests/engine/pages/test_frontend_page.py
+pictures: setup ## the pictures of docs/frontend.md and docs/console.md, taken by their tests
+	@PICTURES=docs $(BIN)/python -m pytest -q tests/engine/pages/test_frontend_page.py tests/engine/pages/test_console_in_a_browser.py
 
 test-all: $(DOCS)/.installed
 

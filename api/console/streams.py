@@ -115,6 +115,8 @@ async def streams(request: Request) -> Response:
 def _search(connection: Connection, text: str) -> list[tuple[str, int]]:
     """Streams whose name, or whose id in any context, begins with the text, and their versions: by the keys of their states."""
     live, found = pointers(connection), list[tuple[str, int]]()
+    if "\0" in text:  # no name has it, nor can PostgreSQL compare it
+        return found
     name, slash, _ = text.partition("/")
     for context in sorted(contexts()):
         if (pointer := live.get(snapshot_view_name(context))) is None or (

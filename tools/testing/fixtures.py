@@ -209,6 +209,7 @@ def world_of(stack: "Stack", template: str = "template0") -> Iterator[Settings]:
         partitions=4,
         session_timeout_ms=3_000,
         auth="off",  # whatever the service's own settings say
+        console=False,
         api_host="127.0.0.1",
     )
     _execute(stack, f'drop database "{database}" with (force)')

@@ -191,6 +191,8 @@ def test_a_fenced_writer_opens_again_and_loses_nothing(world: Settings) -> None:
         until(lambda: (project(world), scalar(world, "select cents from balances_v2") == 11)[1], "decided again")
     found = [c.command_id for c in commits(world)]
     assert found.count("d1") >= 2, "the first try was void"
+    assert not opening.why
+    assert any(one.why for one in openings(world)), "the opening after a doubt tells it"
     assert scalar(world, "select version from streams_accounts_v3") == 3
 
 

@@ -26,7 +26,8 @@ PAGES = ("", "/views", "/streams", "/try")
 OWN = {"Sec-Fetch-Site": "same-origin"}
 """As a browser says of a form of the same site."""
 TELLER, AUDITOR, OPERATOR = (
-    {"Caller": f"{name} {role}"} for name, role in (("tom", "teller operator"), ("una", "auditor"), ("olga", "operator"))
+    {"Caller": f"{name} {role}"}
+    for name, role in (("tom", "teller operator"), ("una", "auditor"), ("olga", "operator"))
 )
 
 
@@ -164,7 +165,9 @@ def test_who_may_look_and_send(api: Api) -> None:
     for path in PAGES:
         shown(api.client.get(f"/console{path}", headers=AUDITOR))
         shown(api.client.get(f"/console{path}", headers=OPERATOR))
-        assert "The caller may not do that" in shown(api.client.get(f"/console{path}", headers={"Caller": "tom teller"}), 403)
+        assert "The caller may not do that" in shown(
+            api.client.get(f"/console{path}", headers={"Caller": "tom teller"}), 403
+        )
     shown(sent(api, form("accounts.Deposit", name, cents=1, on=DAY), AUDITOR), 403)
     assert "MoneyDeposited" not in stream(api, name)
 

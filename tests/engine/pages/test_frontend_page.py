@@ -17,7 +17,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Locator, Page, expect
 
 from api import views
 from api.server import CORS_SENT
@@ -48,7 +48,6 @@ OWNERS = {
     "eve-2": "eve",
 }
 """Each has a hundred cents more than the one before it; the first one has a hundred."""
-expect.set_options(timeout=DEADLINE_S * 1_000)
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -96,25 +95,6 @@ def site(shared_world: Settings, tmp_path_factory: pytest.TempPathFactory) -> It
         server.server_close()
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    program = shutil.which("chromium") or shutil.which("google-chrome")
-    if program is None:
-        pytest.fail("Chromium is not installed: `apt-get install chromium` (Debian), `brew install chromium`")
-    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=program) as browser:
-        yield browser
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """What a script raises in it fails the test."""
-    errors: list[object] = []
-    with browser.new_page(viewport={"width": 880, "height": 320}) as page:
-        page.on("pageerror", lambda error: errors.append(error))  # noqa: PLW0108 - it sets an attribute on what it is given
-        yield page
-    assert errors == []
-
-
 def folded(world: Settings, *sent: Command) -> None:
     """Send commands, and wait until all have their outcomes."""
     send(world, *sent)
@@ -143,7 +123,7 @@ def pay_in(page: Page, account: str, cents: int) -> None:
 
 def picture(page: Page, name: str) -> None:
     if PICTURES:
-        page.screenshot(path=ROOT / PICTURES / name, type="jpeg", quality=80)
+        page.screenshot(path=Path(ROOT, PICTURES, "frontend", name), type="jpeg", quality=80)
 
 
 def test_a_reader_filters_sorts_and_turns_pages(site: Site, page: Page) -> None:
