@@ -169,13 +169,13 @@ def _wrong(
             command = f"samefold views resume {view}"
             yield Wrong(f"View '{view}' has stopped: {code}.", link=f"{url('/views')}#{view}", command=command)
     for name, what, place in (
-        ("parked", "streams are parked", "parked"),
-        ("dead", "dead letters wait for a decision", "dead"),
-        ("stuck", "processes of policies are stuck", "dead"),
+        ("parked", "Parked streams", "parked"),
+        ("dead", "Dead letters", "dead"),
+        ("stuck", "Processes of policies that are stuck", "dead"),
     ):
         if count := counts.get(name, 0):
             number = f"{MANY:,} or more" if count >= MANY else f"{count:,}"
-            yield Wrong(f"{number} {what}.", link=f"{url('/work')}#{place}")
+            yield Wrong(f"{what}: {number}.", link=f"{url('/work')}#{place}")
     if services.stores.watch:
         for topic, why in services.stores.watch.unfit.items():
             yield Wrong(f"Topic '{topic}' may lose history: {why}", command="samefold topics")

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from uuid import uuid4
 
 import httpx
 import psutil
@@ -21,6 +22,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
+from infra.database.connect import connect
 from infra.settings import Settings
 from tools.testing.fixtures import ROOT
 from tools.testing.service import Service, running
@@ -198,3 +200,33 @@ def test_without_javascript_every_page_can_be_read(bank: Bank, browser: Browser)
         page.goto(f"{bank.url}/console/streams?stream=accounts/ada-1")
         expect(page.locator("#history")).to_contain_text("MoneyDeposited")
         expect(page.locator("#travel")).to_be_hidden()
+
+
+def test_what_waits_is_replayed_retried_and_dropped(bank: Bank, screen: Page) -> None:
+    settings = bank.service.settings
+    idents = [f"transfers~{uuid4()}" for _ in range(2)]
+    with connect(settings, "test") as db:
+        db.execute(
+            "insert into parked (table_name, stream, view, partition, since_offset, since_version, error) select table_name, "
+            "'accounts/ada-1', view, 0, 0, 1000, 'ValueError: a purpose in two lines' from live where view = 'balances'"
+        )
+        for ident in idents:
+            db.execute(
+                "insert into outbox (id, policy, kind, partition, stream, version, number, target, type, body, wished_at, dead) "
+                "values (%s, 'transfers', 'send', 0, 'transfers/7', 1, 0, 'accounts/bob-1', 'Deposit', '{}', now(), 'gave-up: busy')",
+                (ident,),
+            )
+    screen.goto(f"{bank.url}/console")
+    screen.get_by_role("link", name="Look: Parked streams: 1.").click()
+    expect(screen.get_by_role("row", name="accounts/ada-1")).to_contain_text("a purpose in two lines")
+    picture(screen, "work")
+    assert barriers(screen) == []
+    for row, button in (("accounts/ada-1", "Replay"), (idents[0], "Retry"), (idents[1], "Drop")):
+        screen.goto(f"{bank.url}/console/work")
+        screen.get_by_role("row", name=row).get_by_role("link", name=button).click()
+        assert barriers(screen) == []
+        screen.get_by_role("button").last.click()
+        expect(screen.locator("main")).to_contain_text("Done", use_inner_text=True)
+        assert barriers(screen) == []
+    screen.get_by_role("link", name="What waits").click()
+    expect(screen.locator("main")).to_contain_text("No stream is parked.")
