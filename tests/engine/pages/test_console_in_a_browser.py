@@ -213,7 +213,7 @@ def test_what_waits_is_replayed_retried_and_dropped(bank: Bank, screen: Page) ->
         for ident in idents:
             db.execute(
                 "insert into outbox (id, policy, kind, partition, stream, version, number, target, type, body, wished_at, dead) "
-                "values (%s, 'transfers', 'send', 0, 'transfers/7', 1, 0, 'accounts/bob-1', 'Deposit', '{}', now(), 'gave-up: busy')",
+                "values (%s, 'transfers', 'send', 0, 'transfers/7', 1, 0, 'accounts/bob-1', 'Deposit', '{}', now(), 'gave-up: x')",
                 (ident,),
             )
     screen.goto(f"{bank.url}/console")
