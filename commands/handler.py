@@ -89,6 +89,7 @@ class Handler:
         self._members = Group(settings, self.group, self.name, commands, self._connection, self._stopping)
         self.partitions = self._members.partitions
         self._fetching = Fetching(self._members, settings.batch)
+        metrics.HANDLER_REJECTIONS.labels("failed")  # from 0 on: `increase` does not count what a series begins with
         log.info("%s: serving '%s' to '%s', in the group %s", who, commands.name, events.name, self.group)
         try:
             while not self._stopping.is_set():

@@ -4,7 +4,6 @@ Every session has timeouts of its own, so that a process that froze in the middl
 one for longer than `idle_in_transaction_timeout_ms`. No message made here holds a password.
 """
 
-import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -76,8 +75,6 @@ _NOT_FOR_US = (
     "server does not support SSL",
     "unsupported startup parameter",  # a pooler's
 )
-_ASKS_FOR_TLS = struct.pack("!ii", 8, 80877103)
-"""What a client of PostgreSQL sends first; the answer is `S` or `N`."""
 
 
 class Options(TypedDict, total=False):
@@ -265,7 +262,7 @@ def named_error(error: psycopg.Error, settings: Settings) -> SamefoldError:
         )
     if "certificate verify failed" in text or "does not match host name" in text:
         host, port, authorities = (str(known.get(key) or "") for key in ("host", "port", "sslrootcert"))
-        wrong = tls.fault(host, int(port or 5432), authorities or None, _ASKS_FOR_TLS) if "," not in host else None
+        wrong = tls.fault(host, int(port or 5432), authorities or None, tls.POSTGRESQL) if "," not in host else None
         return DatabaseRefused(
             f"The certificate of {place} is not accepted: {wrong or text.rstrip('.')}.",
             f"Its authority must be in sslrootcert ({authorities or 'not set'}), and '{host}' among its names.",

@@ -48,7 +48,7 @@ RIGHTS: Final[Mapping[str, Iterable[tuple[str, tuple[str, ...]]]]] = {
         ("select", (STATES, OUTCOMES, "archive_files", "event_types", "live", "stopped_views")),
     ],
     "api": [
-        ("select", (ROWS, OUTCOMES, *_STATUS)),
+        ("select", (ROWS, OUTCOMES, "archive_files", *_STATUS)),
         ("select (id, table_name)", ("builds",)),
         ("select (policy, kind, stream, dead, due, wished_at, sent_at)", ("outbox",)),
         ("select (policy, stream, dead, wished_at)", ("posts",)),

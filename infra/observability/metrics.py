@@ -114,13 +114,24 @@ PUBLISHER_STILL = _gauge(
 
 LAG_EVENTS = _gauge("lag_events", "Records of the log that an agent has not folded.", "agent", "partition")
 LAG_SECONDS = _gauge("lag_seconds", "How long the first of them has been waiting.", "agent", "partition")
+LAG_STILL_SECONDS = _gauge(
+    "lag_still_seconds", "How long the agent has not moved although there are records.", "agent", "partition"
+)
 PARKED_STREAMS = _gauge("parked_streams", "Streams that a live view or a policy leaves out.", "view")
 VIEW_STOPPED = _gauge("view_stopped", "1 where a view has stopped at an event that it can't fold.", "view")
 OUTBOX_OPEN = _gauge("outbox_open", "Wishes of a policy that have not ended, without dead letters.", "policy")
 OUTBOX_DEAD = _gauge("outbox_dead", "Dead letters of a policy.", "policy")
-OUTBOX_UNSENT_SECONDS = _gauge("outbox_unsent_seconds", "How long the oldest due wish has not been sent.", "policy")
+OUTBOX_UNSENT_SECONDS = _gauge(
+    "outbox_unsent_seconds", "How long the oldest due wish of a kind has not been sent.", "policy", "kind"
+)
 PROCESSES_STUCK = _gauge(
     "processes_stuck", "Streams with a dead letter of a policy, or that it parked: they need an operator.", "policy"
+)
+ARCHIVE_OVERDUE = _gauge(
+    "archive_overdue_records", "Records that are older than a day and not archived, where some are.", "partition"
+)
+CERTIFICATE_EXPIRES = _gauge(
+    "certificate_expires_timestamp_seconds", "When the first of these certificates expires, in Unix time.", "of"
 )
 READY = _gauge("ready", "Whether a check of /health/ready is passed: 1 or 0.", "check")
 

@@ -126,7 +126,7 @@ def policies_now(settings: Settings) -> list[PolicyNow]:
         since: dict[str, datetime] = dict(
             connection.execute("select policy, max(at) from activations group by policy").fetchall()
         )
-        outbox = {policy: (wishes, dead) for policy, wishes, dead, _ in connection.execute(OUTBOX)}
+        outbox = {policy: (wishes, dead) for policy, wishes, dead, *_ in connection.execute(OUTBOX)}
         parked: dict[str, int] = dict(connection.execute("select view, count(*) from parked group by view").fetchall())
         names = sorted({*policies, *since})
         known = {name: activations_of(connection, name) for name in names}

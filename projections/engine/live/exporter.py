@@ -1,6 +1,6 @@
-"""`python -m projections.engine.live.exporter`: the metrics of lag, parked streams and the outbox, for services that run no API.
+"""`python -m projections.engine.live.exporter`: the metrics of outbox, archive and certificates, and those that an API tells too.
 
-It queries both stores every two seconds, not when it is scraped.
+It queries both stores every two seconds, archive and certificates seldom, and none of them when it is scraped.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
+from infra import tls
+from infra.archive.manifest import end_of
 from infra.database.connect import session
 from infra.errors import SamefoldError
 from infra.log import topics
@@ -26,6 +28,8 @@ from projections.engine.store.positions import AGENTS
 log = logging.getLogger(__name__)
 
 QUERY_S = 2.0
+SELDOM_S = 600.0
+OVERDUE_S = 86_400.0
 REST = 19
 """How many times as long as counting the outbox took it is not counted again: that goes through all of it."""
 
@@ -44,19 +48,29 @@ class Exporter:
     def run(self) -> None:
         """Raises PortTaken."""
         metrics.serve(self.settings)
-        # a thread of its own: ten million wishes take a minute, and lag is told meanwhile
-        counting = threading.Thread(target=self._repeat, args=("outbox", self._count, REST), name="outbox", daemon=True)
-        counting.start()
+        # threads of their own: ten million wishes take a minute, and lag is told meanwhile
+        others: dict[str, tuple[Callable[[], None], float, int]] = {
+            "outbox": (self._count, QUERY_S, REST),
+            "certificates and archive": (self._look, SELDOM_S, 0),
+        }
+        threads = [
+            threading.Thread(target=self._repeat, args=(subject, *how), name=subject, daemon=True)
+            for subject, how in others.items()
+        ]
+        for thread in threads:
+            thread.start()
         self._repeat("stores", self._query)
-        counting.join(QUERY_S)
+        for thread in threads:
+            thread.join(QUERY_S)
 
-    def _repeat(self, subject: str, query: Callable[[], None], rest: int = 0) -> None:
+    def _repeat(self, subject: str, query: Callable[[], None], every_s: float = QUERY_S, rest: int = 0) -> None:
         while not self.stopping.is_set():
-            began, pause = time.monotonic(), QUERY_S
+            began, pause = time.monotonic(), every_s
             try:
                 query()
             except SamefoldError as error:
                 self._status.wrong(subject, f"{subject}: {error}")
+                pause = QUERY_S
             else:
                 self._status.well(subject, f"{subject}: read again")
                 pause += (time.monotonic() - began) * rest
@@ -78,6 +92,20 @@ class Exporter:
         events = topics.describe(self.settings, self.settings.events_topic, admin=self._admin)
         self._lags.saw(time.monotonic(), positions, events.end)
         tell_lags(self._lags.now, views)
+
+    def _look(self) -> None:
+        admin, events_topic = topics.Admin(self.settings), self.settings.events_topic
+        brokers = admin.ask(lambda client, within_s: client.list_topics(events_topic, within_s).brokers.values())
+        for of, expires in tls.expiries(self.settings, [(one.host, one.port) for one in brokers]).items():
+            metrics.CERTIFICATE_EXPIRES.labels(of).set(expires)
+        events = topics.describe(self.settings, events_topic, admin=admin)
+        with session(self.settings, f"samefold {self.name}") as connection:
+            archived = {partition: end_of(connection, events_topic, partition).next_offset for partition in events.end}
+        if any(archived.values()):
+            young = topics.offsets_at(self.settings, events, int((time.time() - OVERDUE_S) * 1_000))
+            for partition, end in events.end.items():
+                overdue = young.get(partition, end) - archived[partition]
+                metrics.ARCHIVE_OVERDUE.labels(str(partition)).set(max(overdue, 0))
 
 
 _POSITIONS = f"select agent, partition, next_offset from positions where topic = %s and agent in {AGENTS}"  # noqa: S608

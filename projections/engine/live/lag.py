@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from infra.observability import metrics
 from projections.engine.store.positions import LIVE
@@ -85,15 +85,21 @@ select l.view,
   from {LIVE} l union all select view, 0, code from {STOPPED} s
 """  # noqa: S608
 """How many streams a live view, or a policy, leaves out, up to MOST_PARKED; and the code of the reason why it is stopped."""
-OUTBOX = """
-select a.policy, count(w.policy) filter (where dead is null) as open, count(dead) as dead,
-       coalesce(extract(epoch from now() - min(greatest(due, wished_at)) filter (
-         where sent_at is null and dead is null and (due is null or due <= now()))), 0)::float as waiting
+WISHES = ("command", "timer", "post")
+"""The kinds of wishes."""
+_WAITING = ", ".join(
+    f"coalesce(extract(epoch from now() - min(since) filter (where waits and kind = '{kind}')), 0)::float"
+    for kind in WISHES
+)
+OUTBOX = f"""
+select a.policy, count(w.policy) filter (where dead is null), count(dead), {_WAITING}
   from (select distinct policy from activations) a left join (
-    select policy, dead, due, wished_at, sent_at from outbox where kind = 'send' or dead is not null
-     union all select policy, dead, null, wished_at, null from posts) w on w.policy = a.policy group by a.policy
-"""
-"""By policy: open wishes, dead letters, and for how many seconds the oldest due wish has not been sent."""
+    select policy, dead, case when due is null then 'command' else 'timer' end as kind, greatest(due, wished_at) as since,
+           sent_at is null and dead is null and (due is null or due <= now()) as waits
+      from outbox where kind = 'send' or dead is not null
+     union all select policy, dead, 'post', wished_at, dead is null from posts) w on w.policy = a.policy group by a.policy
+"""  # noqa: S608
+"""By policy: open wishes, dead letters, and for how many seconds the oldest due wish of each kind has not been sent."""
 
 
 STUCK = f"""
@@ -106,12 +112,13 @@ select policy, count(stream) from (select distinct policy from activations) a le
 """How many processes of a policy are stuck. Indexes have the dead letters: what else waits costs nothing."""
 
 
-def tell_outbox(found: Iterable[tuple[str, int, int, float]]) -> None:
+def tell_outbox(found: Iterable[tuple[Any, ...]]) -> None:
     """Set the metrics of the outbox from the rows of `OUTBOX`."""
-    for policy, wishes, dead, waiting in found:
+    for policy, wishes, dead, *waiting in found:
         metrics.OUTBOX_OPEN.labels(policy).set(wishes)
         metrics.OUTBOX_DEAD.labels(policy).set(dead)
-        metrics.OUTBOX_UNSENT_SECONDS.labels(policy).set(max(waiting, 0))
+        for kind, seconds in zip(WISHES, waiting, strict=True):
+            metrics.OUTBOX_UNSENT_SECONDS.labels(policy, kind).set(max(seconds, 0))
 
 
 def tell_lags(lags: Mapping[tuple[str, int], PartitionLag], views: Iterable[tuple[str, int, str | None]]) -> None:
@@ -119,6 +126,7 @@ def tell_lags(lags: Mapping[tuple[str, int], PartitionLag], views: Iterable[tupl
     for (agent, partition), lag in lags.items():
         metrics.LAG_EVENTS.labels(agent, str(partition)).set(lag.records)
         metrics.LAG_SECONDS.labels(agent, str(partition)).set(lag.seconds)
+        metrics.LAG_STILL_SECONDS.labels(agent, str(partition)).set(lag.still)
     known = {view: (streams, stopped) for view, streams, stopped in views}
     for gauge in (metrics.PARKED_STREAMS, metrics.VIEW_STOPPED):
         for gone in {one.labels["view"] for metric in gauge.collect() for one in metric.samples} - known.keys():

@@ -86,6 +86,7 @@ class Worker:
         self._batches = {status: metrics.AGENT_BATCHES.labels(agent, status) for status in CommitStatus}
         for metric in (metrics.AGENT_COMMITS, metrics.AGENT_EVENTS, metrics.AGENT_ROWS):
             metric.labels(agent)  # shown from the start
+        metrics.AGENT_VOID.labels(agent, "garbage")
         self._connections: list[Connection | None] = [None] * lanes
         self._defers = defers
         self._turn = 0

@@ -27,6 +27,7 @@ from policies.engine.outbox import id_of, view_of
 from policies.engine.policy import Policy, Send
 from projections.engine.fold.plan import Plan
 from projections.engine.live.exporter import Exporter
+from projections.engine.live.lag import WISHES
 from projections.engine.operate.trim import plan_trim
 from projections.engine.rebuild.catch_up import Tail
 from projections.engine.store.commit import CommitStatus, Committer
@@ -440,6 +441,7 @@ def test_lag_parked_streams_and_the_outbox_are_metrics(parked: Bookkeeper, db: C
     insert(db, "saving~1", wished_at="2026-01-01")
     insert(db, "saving~2", dead="too-deep: a cycle")
     insert(db, "saving~3", due="2099-01-01")
+    insert(db, "saving~4", wished_at="2026-01-01", due="2026-02-01")
     parked.life(["ada"], 2)
     end = topics.describe(world, world.events_topic).end
     exporter = Exporter(world, "test")
@@ -462,8 +464,11 @@ def test_lag_parked_streams_and_the_outbox_are_metrics(parked: Bookkeeper, db: C
     finally:
         exporter.stopping.set()
         thread.join(30)
-    assert value("outbox_open", policy="saving") == 2
-    assert (value("outbox_unsent_seconds", policy="saving") or 0) > 1_000_000
+    assert value("outbox_open", policy="saving") == 3
+    command, timer, post = (value("outbox_unsent_seconds", policy="saving", kind=kind) or 0 for kind in WISHES)
+    assert command - timer == pytest.approx(31 * 86_400)
+    assert timer > 1_000_000
+    assert post == 0
 
 
 def test_the_log_is_not_trimmed_before_a_policy_has_read_it(
