@@ -36,8 +36,10 @@ from infra.log import clients, topics
 from infra.log.records import Record
 from infra.log.rule import START, Reading
 from infra.log.source import LogTrimmed
+from infra.observability import metrics
 from infra.processes.faultpoints import ARCHIVER, TRIMMER
 from infra.settings import Settings
+from projections.engine.live import exporter
 from projections.engine.operate.trim import ArchiveDiffers, plan_trim, trim_log
 from projections.engine.operate.verify import verify
 from projections.engine.rebuild.builds import abandon_dead, begin, builds_of
@@ -239,6 +241,27 @@ def test_archivers_at_once_archive_each_record_once(bank: Bookkeeper) -> None:
     assert sum(one.records for one in done) == len(records)
     archive_log(world)
     is_exact(world, records)
+
+
+def test_records_that_no_run_archived_for_a_day_are_a_metric(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = bank.world
+
+    def overdue(after_s: float) -> float:
+        """If records were overdue after so long; a negative time makes all old enough."""
+        monkeypatch.setattr(exporter, "OVERDUE_S", after_s)
+        exporter.Exporter(world, "test")._look()
+        ends = topics.describe(world, world.events_topic).end
+        name = "samefold_archive_overdue_records"
+        return sum(metrics.REGISTRY.get_sample_value(name, {"partition": str(one)}) or 0 for one in ends)
+
+    metrics.ARCHIVE_OVERDUE.clear()
+    assert overdue(-86_400) == 0, "no archive is used"
+    archive_log(world)
+    assert overdue(-86_400) == 0
+    before = sum(topics.describe(world, world.events_topic).end.values())
+    bank.life(["late"], 2)
+    assert overdue(-86_400) == sum(topics.describe(world, world.events_topic).end.values()) - before
+    assert overdue(86_400) == 0
 
 
 def test_an_archiver_that_was_overtaken_enters_nothing(bank: Bookkeeper) -> None:

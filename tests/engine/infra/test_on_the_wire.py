@@ -20,6 +20,7 @@ import psutil
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AclBinding, AclOperation, ResourceType
+from cryptography import x509
 from psycopg import sql
 from pydantic import SecretStr
 
@@ -31,7 +32,7 @@ from infra.log import clients, names, topics
 from infra.log.acls import acls
 from infra.log.clients import KafkaRefused, KafkaUnavailable, ProducerRefused
 from infra.settings import Settings
-from infra.tls import unprotected
+from infra.tls import expiries, unprotected
 from policies.engine.policy import agent_of
 from projections.engine.views.core_views import all_views
 from tests.engine.api.api import agent
@@ -217,6 +218,31 @@ def test_an_expired_certificate_of_postgresql_is_refused_and_a_renewed_one_needs
         secure.authority.write(secure.certificates, "postgres")
         secure.execute("select pg_reload_conf()")
     until(lambda: refusal(secure.database()) == "", "the renewed one is accepted")
+
+
+CERTIFICATES = {"kafka", "kafka-authorities", "postgresql", "postgresql-authorities"}
+
+
+@pytest.mark.slow
+def test_when_certificates_expire_is_known_also_of_one_that_has_expired(secure: Secure) -> None:
+    def written(name: str) -> float:
+        certificate = x509.load_pem_x509_certificate((secure.certificates / name).read_bytes())
+        return certificate.not_valid_after_utc.timestamp()
+
+    settings = Settings(
+        database_url=SecretStr(secure.database()),
+        kafka_security_protocol="SSL",
+        kafka_ssl_ca_location=secure.ca,
+    )
+    valid, expired = ((HOST, int(where.rpartition(":")[2])) for where in (secure.tls, secure.expired))
+    assert expiries(settings, [valid]) == {
+        "kafka": written("tls.crt"),
+        "postgresql": written("postgres.crt"),
+        **dict.fromkeys(("kafka-authorities", "postgresql-authorities"), written("ca.pem")),
+    }
+    assert expiries(settings, [valid, (HOST, 9), expired])["kafka"] == written("expired.crt")
+    plain = Settings(database_url=SecretStr(secure.postgres.url()))
+    assert expiries(plain, [valid]) == {}
 
 
 @pytest.mark.slow
@@ -439,7 +465,9 @@ def test_every_process_works_with_the_rights_that_are_printed(
         put(of("operator"), "billing", "boxes/1", [1], "transfers")
         until(lambda: bool(receiver.got("billing")), "a webhook arrived")
         assert "samefold_lag_events" in client.get("/metrics").text
-        assert "samefold_lag_events" in httpx.get(f"http://127.0.0.1:{metrics}/metrics").text
+        told = httpx.get(f"http://127.0.0.1:{metrics}/metrics").text
+        assert "samefold_lag_events" in told
+        assert set(re.findall(r'certificate_expires_timestamp_seconds\{of="(.*?)"', told)) == CERTIFICATES
         park(of("operator"), "bob")
         run("parked", "replay", "statement", "accounts/bob")
         run("archive", settings=of("archive"))
