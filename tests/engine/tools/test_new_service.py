@@ -55,12 +55,31 @@ def test_a_new_service_has_nothing_of_the_bank_and_its_own_name(hotel: Tree) -> 
             r"account|balance|bank|transfer|standing|\bthings?\b", (hotel.folder / name).read_text(), re.IGNORECASE
         ), name
     assert {path.name for path in hotel.folder.iterdir() if path.is_dir() and not path.name.startswith(".")} == {
-        *("api", "commands", "docs", "domain", "infra", "policies", "projections", "spark_jobs", "tests", "tools"),
+        *(
+            "api",
+            "commands",
+            "docs",
+            "domain",
+            "infra",
+            "ops",
+            "policies",
+            "projections",
+            "spark_jobs",
+            "tests",
+            "tools",
+        ),
         *(name for name in ("requirements",) if (ROOT / name).is_dir()),
     }
     assert [file.name for file in (hotel.folder / "projections" / "queries").iterdir()] == ["__init__.py"]
     assert "  policies/engine/policy.py\n" in (hotel.folder / ".samefold.sha256").read_text()
     assert 'name = "hotel"' in (hotel.folder / "pyproject.toml").read_text()
+    for file, named in {
+        "prometheus/alerts.yml": 'up{job="hotel"}',
+        "grafana/overview.json": '"uid": "hotel-overview"',
+    }.items():
+        told = (hotel.folder / "ops" / file).read_text()
+        assert named in told
+        assert '"samefold"}' not in told
     assert "image: hotel:" in (hotel.folder / "docker-compose.yml").read_text()
     program = (
         "from infra.settings import Settings as S; s = S(); "
