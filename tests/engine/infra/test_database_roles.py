@@ -84,7 +84,7 @@ lanes                 policy                      policy               policy   
 personal_keys         policy api                  policy api           -             -
 forgotten_subjects    policy api                  policy api           -             -
 keys_position         policy api                  policy api           -             -
-archive_files         agent policy handler        -                    -             -
+archive_files         agent policy handler api    -                    -             -
 log_marks             agent                       agent                -             -
 alembic_version       agent policy                -                    -             -
 """
