@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, FastAPI
 
-from api.console import overview, site, streams, tries, views
+from api.console import actions, overview, site, streams, tries, views, work
+from api.console.actions import Actions
 from api.console.now import Curves
 from api.console.overview import Overview
 from api.console.site import Console
@@ -15,9 +16,10 @@ from api.services import Services
 def router_of(app: FastAPI, services: Services, readiness: Readiness) -> APIRouter:
     """The console of this process, whose state the app gets."""
     app.state.console = Console(services)
+    app.state.actions = Actions(app.state.console)
     app.state.overview = Overview(services, Curves(services, readiness))
     router = APIRouter()
     site.add_frame(router)
-    for one in (overview, views, streams, tries):
-        one.add_to(router)
+    for page in (overview, views, streams, work, tries, actions):
+        page.add_to(router)
     return router

@@ -52,6 +52,7 @@ RIGHTS: Final[Mapping[str, Iterable[tuple[str, tuple[str, ...]]]]] = {
         ("select (id, table_name)", ("builds",)),
         ("select (policy, kind, stream, dead, due, wished_at, sent_at)", ("outbox",)),
         ("select (policy, stream, dead, wished_at)", ("posts",)),
+        ("select, insert, update (ended_at, exit_code, output)", ("operator_actions",)),
         *_KEYS,
     ],
     "reader": [("select", (PEOPLE,))],

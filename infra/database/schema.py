@@ -328,3 +328,16 @@ log_marks = table(
     required(BIG, *READING),
     comment="Reading states at offsets of the log, from which a reader may begin",
 )
+
+operator_actions = table(
+    "operator_actions",
+    key(sa.Uuid, "id", comment="of the form: one that is sent twice acts once"),
+    now(),
+    nullable(TEXT, "by", comment="the caller's subject; null without SAMEFOLD_AUTH"),
+    required(TEXT, "command", comment="as one types it"),
+    nullable(TIME, "ended_at"),
+    nullable(INTEGER, "exit_code", comment="null while it runs, and where nobody saw its end"),
+    nullable(TEXT, "output"),
+    sa.Index("operator_actions_at", "at", "id"),
+    comment="What callers of the console had done: commands of samefold, by whom, and what became of them",
+)

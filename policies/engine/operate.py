@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from psycopg.rows import class_row, dict_row
 
@@ -23,7 +23,7 @@ from policies.engine.outbox import CHANNEL, STATE, again
 from policies.engine.policy import Policy, agent_of
 from projections.engine.live.lag import OUTBOX
 from projections.engine.operate.overview import AgentLag, lag_of
-from projections.engine.store.positions import Positions, read_positions
+from projections.engine.store.positions import read_positions
 from projections.engine.views.view import POLICY
 
 
@@ -121,37 +121,59 @@ def policies_now(settings: Settings) -> list[PolicyNow]:
 
     Raises DatabaseUnavailable, KafkaUnavailable, TopicMissing.
     """
-    policies = declared.discover()
     with session(settings, "samefold policies", statement_timeout_ms=0) as connection:
-        since: dict[str, datetime] = dict(
-            connection.execute("select policy, max(at) from activations group by policy").fetchall()
-        )
+        states = policy_states(connection, settings.events_topic)
         outbox = {policy: (wishes, dead) for policy, wishes, dead, *_ in connection.execute(OUTBOX)}
         parked: dict[str, int] = dict(connection.execute("select view, count(*) from parked group by view").fetchall())
-        names = sorted({*policies, *since})
-        known = {name: activations_of(connection, name) for name in names}
-        held = held_policies(connection)
-        positions = {name: read_positions(connection, agent_of(name), settings.events_topic) for name in names}
+        positions = {name: read_positions(connection, agent_of(name), settings.events_topic) for name in states}
     topic = topics.describe(settings, settings.events_topic)
     found = []
-    for name in names:
-        code, at = policies.get(name), positions[name]
-        live = known[name][-1].version if known[name] else None
-        needs = _needed(known[name], at)
-        wishes, dead = outbox.get(name, (0, 0))
-        if code is None and live == REMOVED and not wishes and not dead:
+    for name, now in states.items():
+        at, (wishes, dead) = positions[name], outbox.get(name, (0, 0))
+        if now.code is None and now.live is None and not wishes and not dead:  # it was removed
             continue
-        lag = lag_of(settings, at.readings, topic) if at and live else AgentLag(0, 0.0)
-        state = "new-database" if name in held else _state(known[name], code, needs)
-        version = code.version if code else None
+        lag = lag_of(settings, at.readings, topic) if at and now.live else AgentLag(0, 0.0)
         here = parked.get(agent_of(name), 0)
-        found.append(PolicyNow(name, version, live or None, since.get(name), state, needs, wishes, dead, here, lag))
+        found.append(PolicyNow(name, now.code, now.live, now.since, now.state, now.needs, wishes, dead, here, lag))
     return found
 
 
-def _needed(known: Sequence[Activation], positions: Positions | None) -> tuple[int, ...]:
-    readings = (positions.readings if positions else known[0].positions if known else {}).items()
-    return tuple(sorted({version_at(known, partition, at.next_offset) for partition, at in readings} - {REMOVED}))
+class PolicyState(NamedTuple):
+    """The same without what has to be counted."""
+
+    code: int | None
+    live: int | None
+    since: datetime | None
+    state: str
+    needs: tuple[int, ...]
+
+
+def policy_states(connection: Connection, topic: str) -> dict[str, PolicyState]:
+    """By name, all policies of this code, and those that were ever live."""
+    policies = declared.discover()
+    since: dict[str, datetime] = dict(
+        connection.execute("select policy, max(at) from activations group by policy").fetchall()
+    )
+    held = held_policies(connection)
+    positions: dict[str, dict[int, int]] = {}
+    for agent, partition, offset in connection.execute(
+        "select agent, partition, next_offset from positions where topic = %s", (topic,)
+    ):
+        positions.setdefault(agent, {})[partition] = offset
+    found = {}
+    for name in sorted({*policies, *since}):
+        code, known = policies.get(name), activations_of(connection, name)
+        needs = _needed(known, positions.get(agent_of(name)))
+        state = "new-database" if name in held else _state(known, code, needs)
+        live = known[-1].version or None if known else None
+        found[name] = PolicyState(code.version if code else None, live, since.get(name), state, needs)
+    return found
+
+
+def _needed(known: Sequence[Activation], offsets: Mapping[int, int] | None) -> tuple[int, ...]:
+    if offsets is None:
+        offsets = {partition: at.next_offset for partition, at in known[0].positions.items()} if known else {}
+    return tuple(sorted({version_at(known, partition, at) for partition, at in offsets.items()} - {REMOVED}))
 
 
 def _state(known: Sequence[Activation], code: Policy | None, needs: Sequence[int]) -> str:

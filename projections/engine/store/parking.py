@@ -58,14 +58,24 @@ def parked_streams(connection: Connection, *, live_only: bool = False) -> list[P
     return [ParkedStream(*row) for row in connection.execute(_PARKED, (live_only,))]
 
 
+def parked_in(connection: Connection, view: str, stream: str) -> ParkedStream | None:
+    """The stream as it is parked in the view's live table, or in the policy of that agent."""
+    row = connection.execute(_PARKED_IN, (view, stream)).fetchone()
+    return ParkedStream(*row) if row else None
+
+
 def dropped_events(connection: Connection) -> list[Dropped]:
     """All of them, by view and stream."""
     rows = connection.execute("select view, stream, version, reason, at from skips order by view, stream, version")
     return [Dropped(*row) for row in rows]
 
 
+_COLUMNS = "p.view, p.table_name, p.stream, p.partition, p.since_offset, p.since_version, p.error, p.parked_at"
+_PARKED_IN = f"""
+select {_COLUMNS}, true from {LIVE} l join parked p using (table_name) where l.view = %s and p.stream = %s
+"""  # noqa: S608
 _PARKED = f"""
-select p.view, p.table_name, p.stream, p.partition, p.since_offset, p.since_version, p.error, p.parked_at, l.table_name is not null
+select {_COLUMNS}, l.table_name is not null
   from parked p left join {LIVE} l using (table_name)
  where l.table_name is not null or not %s order by p.view, p.table_name, p.stream
 """  # noqa: S608

@@ -86,6 +86,7 @@ forgotten_subjects    policy api                  policy api           -        
 keys_position         policy api                  policy api           -             -
 archive_files         agent policy handler api    -                    -             -
 log_marks             agent                       agent                -             -
+operator_actions      api                         api                  -             -
 alembic_version       agent policy                -                    -             -
 """
 """Who may do what with a whole table; by columns, some may more."""
@@ -103,6 +104,8 @@ BY_COLUMN = {
     ("api", "select then_body from outbox"): False,
     ("api", "update personal_keys set wrapped = null, master = ''"): True,
     ("api", "update personal_keys set subject = ''"): False,
+    ("api", "update operator_actions set ended_at = now(), exit_code = 0, output = ''"): True,
+    ("api", "update operator_actions set command = ''"): False,
     ("policy", "update personal_keys set at_offset = 0"): False,
     ("policy", "update keys_position set next_offset = 1"): True,
     ("policy", "update keys_position set topic_id = ''"): False,
