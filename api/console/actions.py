@@ -8,9 +8,11 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from datetime import datetime
 from functools import partial
+from hashlib import blake2b
 from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID, uuid4
 
@@ -20,7 +22,7 @@ from psycopg.rows import dict_row
 from starlette.responses import RedirectResponse, Response
 
 from api.console import site
-from api.console.site import Console, url
+from api.console.site import Console, ago, url
 from api.door import caller_of
 from api.problems import NOT_FOUND, invalid
 from api.services import services_of
@@ -29,9 +31,8 @@ from infra.database.connect import Connection, DatabaseRefused, DatabaseUnavaila
 from infra.errors import SamefoldError
 from infra.log.records import Commit, decode_event
 from infra.settings import Settings
-from policies.engine.operate import UnknownPolicy, policy_states, wish
+from policies.engine.operate import policy_states, wish
 from policies.engine.policy import discover
-from projections.engine.operate.replaying import NotParked
 from projections.engine.rebuild.builds import droppable
 from projections.engine.rebuild.switch import pointers
 from projections.engine.store.parking import parked_in
@@ -61,185 +62,162 @@ class State(NamedTuple):
     """What an action is about, as it is now."""
 
     facts: dict[str, Any]
-    seen: str
+    seen: object
     """What must still be so when the form comes."""
     options: tuple[str, ...] = ()
-    """Which this state needs."""
+    """Which the command needs because of it."""
     event: tuple[int, int, int] | None = None
     """Partition, offset and version of the event that it is about."""
 
+    @property
+    def digest(self) -> str:
+        """Of what was seen, for the form."""
+        return blake2b(repr(self.seen).encode(), digest_size=8).hexdigest()
 
-StateOf: TypeAlias = Callable[[Connection, Settings, Mapping[str, str]], State]
+
+Given: TypeAlias = Mapping[str, str]
+"""The arguments of an action by name."""
+
+
+class Action(NamedTuple):
+    """A command of `samefold` whose arguments are in capitals, and what will happen, with the arguments in braces."""
+
+    title: str
+    command: str
+    words: str
+    state: Callable[[Connection, Settings, Given], State]
+
+    @property
+    def arguments(self) -> list[str]:
+        return [word.lower() for word in self.command.split() if word.isupper()]
+
+    def line(self, given: Given, options: Iterable[str]) -> list[str]:
+        values = [given[name] for name in self.arguments]
+        dashes = ["--"] if any(value.startswith("-") for value in values) else []
+        return [*(word for word in self.command.split() if not word.isupper()), *options, *dashes, *values]
+
+    def shown(self, given: Given, options: Iterable[str]) -> str:
+        """As one types it."""
+        return shlex.join(["samefold", *self.line(given, options)])
 
 
 def code_version(view: str) -> int | None:
     """Of a view, or of a policy by its agent's name, in this code."""
-    if view.startswith(POLICY):
-        policy = discover().get(view.removeprefix(POLICY))
-        return policy.version if policy else None
-    return all_views()[view].version if view in all_views() else None
+    policy = discover().get(view.removeprefix(POLICY)) if view.startswith(POLICY) else None
+    known = policy or all_views().get(view)
+    return known.version if known else None
 
 
-def _parked(connection: Connection, _: Settings, given: Mapping[str, str]) -> State:
-    view, stream = given["view"], given["stream"]
-    one = parked_in(connection, view, stream)
+def _parked(connection: Connection, _: Settings, given: Given) -> State:
+    one = parked_in(connection, given["view"], given["stream"])
     if one is None:
-        raise NotParked(
-            f"Stream {stream} is not parked in view '{view}'.", "It may have been replayed or dropped meanwhile."
-        )
-    facts = {
-        "parked": site.ago(one.parked_at),
-        "since version": one.since_version,
-        "error": one.error,
-        "version of the code": code_version(view),
-    }
-    return State(facts, str(one.since_version), event=(one.partition, one.since_offset, one.since_version))
+        raise NOT_FOUND("The stream is not parked there, or not any more.")
+    facts = {"parked": ago(one.parked_at), "since version": one.since_version, "error": one.error}
+    facts["version of the code"] = code_version(one.view)
+    return State(facts, one.since_version, event=(one.partition, one.since_offset, one.since_version))
 
 
-def _wish(_: Connection, settings: Settings, given: Mapping[str, str]) -> State:
+def _wish(_: Connection, settings: Settings, given: Given) -> State:
     row = wish(settings, given["id"])
-    times = {name: site.ago(row.get(name)) for name in ("due", "wished_at", "sent_at", "next_attempt") if row.get(name)}
-    return State({name: value for name, value in (row | times).items() if value is not None}, str(row["dead"]))
+    facts = {name: ago(value) if isinstance(value, datetime) else value for name, value in row.items()}
+    return State({name: value for name, value in facts.items() if value is not None}, row["dead"])
 
 
-def _policy(connection: Connection, settings: Settings, given: Mapping[str, str]) -> State:
-    name = given["policy"]
-    if (now := policy_states(connection, settings.events_topic).get(name)) is None:
-        raise UnknownPolicy(f"There is no policy '{name}'.")
-    facts = {
-        "state": now.state,
-        "version of the code": now.code,
-        "live version": now.live,
-        "since": site.ago(now.since),
-    }
-    return State(facts, f"{now.live} {now.state}")
+def _policy(connection: Connection, settings: Settings, given: Given) -> State:
+    now = policy_states(connection, settings.events_topic).get(given["policy"])
+    if now is None:
+        raise NOT_FOUND("There is no such policy.")
+    facts = {"state": now.state, "version of the code": now.code, "live version": now.live, "since": ago(now.since)}
+    is_older = now.code is not None and now.code < (now.live or 0)
+    if is_older:
+        facts["older"] = "The version of this code is older than the live one: to switch is to go back."
+    return State(facts, (now.live, now.state), options=("--yes",) if is_older else ())
 
 
-def _switched(connection: Connection, settings: Settings, given: Mapping[str, str]) -> State:
-    state = _policy(connection, settings, given)
-    code, live = state.facts["version of the code"], state.facts["live version"]
-    if not (code and live and code < live):
-        return state
-    state.facts["careful"] = (
-        f"This code's version {code} is older than version {live}, which is live: that is going back."
-    )
-    return state._replace(options=("--yes",))
+def _removed(connection: Connection, settings: Settings, given: Given) -> State:
+    return _policy(connection, settings, given)._replace(options=())
 
 
-def _view(connection: Connection, _: Settings, given: Mapping[str, str]) -> State:
-    name = given["view"]
+def _view(connection: Connection, _: Settings, given: Given) -> State:
+    name, code = given["view"], code_version(given["view"])
     live = pointers(connection).get(name)
-    if live is None and name not in all_views():
-        raise NOT_FOUND(f"There is no view '{name}'.")
-    facts = {
-        "version of the code": code_version(name),
-        "live version": live and live.version,
-        "table": live and live.table,
-    }
+    if live is None and code is None:
+        raise NOT_FOUND("There is no such view.")
+    facts = {"version of the code": code, "live version": live and live.version, "table": live and live.table}
     for one in stopped_views(connection):
         if one.view == name:
-            facts["stopped"] = site.ago(one.stopped_at)
-            facts |= {"stream": one.stream, "version of the event": one.stream_version, "error": one.error}
-    return State(facts, f"{facts['table']} {'stopped' in facts}")
+            facts |= {"stopped": ago(one.stopped_at), "at": f"{one.stream} {one.stream_version}", "error": one.error}
+    return State(facts, (facts["table"], facts.get("at")))
 
 
-def _table(_: Connection, settings: Settings, given: Mapping[str, str]) -> State:
+def _tables(_: Connection, settings: Settings, given: Given) -> State:
     found = {build.table: str(build.state) for build in droppable(settings, given["view"], given["table"])}
-    return State(found, " ".join(found))
-
-
-class Action(NamedTuple):
-    """A command of `samefold`, and what the page that asks says."""
-
-    title: str
-    words: str
-    """What will happen, with the arguments in braces."""
-    command: tuple[str, ...]
-    arguments: tuple[str, ...]
-    state: StateOf
-    options: tuple[str, ...] = ()
-
-    def line(self, given: Mapping[str, str], options: Sequence[str] = ()) -> list[str]:
-        values = [given[name] for name in self.arguments]
-        dashes = ["--"] if any(value.startswith("-") for value in values) else []
-        return [*self.command, *self.options, *options, *dashes, *values]
+    return State(found, [*found])
 
 
 ACTIONS = {
     "parked-replay": Action(
         "Replay a parked stream",
-        "This code folds the events of {stream} into {view}, from the parked one on. One that fails again stays parked from there.",
-        ("parked", "replay"),
-        ("view", "stream"),
+        "parked replay VIEW STREAM",
+        "This code folds the events of {stream} into {view}, from the parked one on. If one fails, it stays parked from there.",
         _parked,
     ),
     "parked-drop": Action(
         "Leave an event out",
+        "parked drop --yes VIEW STREAM",
         "{view} leaves the first parked event of {stream} out for good, in every later build too, and folds the rest.",
-        ("parked", "drop"),
-        ("view", "stream"),
         _parked,
-        ("--yes",),
     ),
     "outbox-retry": Action(
         "Send a dead letter again",
+        "outbox retry ID",
         "It is sent again: a command that was rejected under a new id, all else under its own.",
-        ("outbox", "retry"),
-        ("id",),
         _wish,
     ),
     "outbox-drop": Action(
         "Drop a wish",
-        "It is removed for good. No follow-up of it will come. If it has been sent, it may still be decided or delivered.",
-        ("outbox", "drop"),
-        ("id",),
+        "outbox drop --yes ID",
+        "It is removed for good, and no follow-up of it will come. If it was sent, it may still be decided or delivered.",
         _wish,
-        ("--yes",),
     ),
     "policies-switch": Action(
         "Switch a policy",
+        "policies switch POLICY",
         "This code's version of {policy} reacts to the events from now on.",
-        ("policies", "switch"),
-        ("policy",),
-        _switched,
+        _policy,
     ),
     "policies-remove": Action(
         "Remove a policy",
+        "policies remove POLICY",
         "No version of {policy} reacts to events from now on. It is refused while the policy has open wishes.",
-        ("policies", "remove"),
-        ("policy",),
-        _policy,
+        _removed,
     ),
     "views-resume": Action(
         "Resume a stopped view",
+        "views resume VIEW",
         "This code folds the events that {view} has missed since it stopped, and makes it live again.",
-        ("views", "resume"),
-        ("view",),
         _view,
     ),
     "switch": Action(
         "Switch a view",
+        "switch VIEW VERSION",
         "Readers see version {version} of {view}, whose table exists already. It is caught up first.",
-        ("switch",),
-        ("view", "version"),
         _view,
     ),
     "rebuild": Action(
         "Rebuild a view",
-        "A new table of {view} is folded from the whole log while agents work on, and goes live at the end. It may take long.",
-        ("rebuild",),
-        ("view",),
+        "rebuild VIEW",
+        "A new table of {view} is folded from the whole log while agents work on, and goes live. It may take long.",
         _view,
     ),
     "views-drop": Action(
         "Drop tables of a view",
+        "views drop --yes VIEW TABLE",
         "These tables of {view} are dropped. To go back to one of them needs a rebuild then.",
-        ("views", "drop"),
-        ("view", "table"),
-        _table,
-        ("--yes",),
+        _tables,
     ),
 }
+"""By the name in their address."""
 
 
 class Actions:
@@ -249,7 +227,7 @@ class Actions:
         self._console = console
         self.running: set[UUID] = set()
 
-    async def start(self, ident: UUID, by: str | None, arguments: list[str]) -> None:
+    async def start(self, ident: UUID, by: str | None, command: str, arguments: list[str]) -> None:
         """Run it, unless the form was sent before. Raises TooManyActions, DatabaseUnavailable, DatabaseRefused."""
         if ident in self.running:
             return
@@ -258,8 +236,7 @@ class Actions:
                 f"{MOST} commands run now.", "Wait until one of them has ended, and send the form again."
             )
         self.running.add(ident)
-        line = shlex.join(["samefold", *arguments])
-        begun = await self._console.ask(partial(_begin, ident=ident, by=by, command=line))
+        begun = await self._console.ask(partial(_begin, ident=ident, by=by, command=command))
         if begun.found:
             self._console.services.parts.task(f"action {ident}", self._run(ident, arguments), may_return=True)
             return
@@ -269,7 +246,7 @@ class Actions:
 
     async def _run(self, ident: UUID, arguments: list[str]) -> None:
         try:
-            code, output = await _ran([*arguments, "--json"], self._console.services.settings)
+            code, output = await _ran(arguments, self._console.services.settings)
             end = partial(_end, ident=ident, code=code, output=output)
             while isinstance((await self._console.ask(end)).error, DatabaseUnavailable):  # noqa: ASYNC110
                 await asyncio.sleep(AGAIN_S)
@@ -277,7 +254,7 @@ class Actions:
             self.running.discard(ident)
 
 
-async def _ran(arguments: Sequence[str], settings: Settings) -> tuple[int | None, str]:
+async def _ran(arguments: list[str], settings: Settings) -> tuple[int | None, str]:
     """Exit code and outputs of `samefold`, as a process of its own: an author's code that never ends harms no request."""
     try:
         process = await asyncio.create_subprocess_exec(
@@ -320,18 +297,12 @@ def _end(connection: Connection, *, ident: UUID, code: int | None, output: str) 
     connection.execute(update, (code, output, ident))
 
 
-def _recorded(connection: Connection, ident: UUID) -> dict[str, Any] | None:
-    cursor = connection.cursor(row_factory=dict_row)
-    return cursor.execute("select * from operator_actions where id = %s", (ident,)).fetchone()
-
-
 # ── the pages ──
 
 
 async def ask(request: Request) -> Response:
     """What will happen, and the form that has it happen."""
-    name, action = _action(request)
-    given = _given(action, request.query_params)
+    name, action, given = _asked(request, request.query_params)
     state = await _state(request, action, given)
     facts = state.facts
     if state.event:
@@ -343,58 +314,62 @@ async def ask(request: Request) -> Response:
         "do.html",
         current="work",
         name=name,
-        action=action,
-        given=given,
+        title=action.title,
         words=action.words.format(**given),
         facts=await site.opened(request, facts),
-        seen=state.seen,
-        command=shlex.join(["samefold", *action.line(given, state.options)]),
-        id=uuid4(),
+        command=action.shown(given, state.options),
+        fields=given | {"form": uuid4(), "seen": state.digest},
     )
 
 
 async def do(request: Request) -> Response:
-    _, action = _action(request)
+    """Has it happen; sent twice, it only shows what became of the first."""
     form = await site.form_of(request)
-    given, ident = _given(action, form), _uuid(form.get("id", ""))
-    actions: Actions = request.app.state.actions
-    before = await site.console_of(request).ask(partial(_recorded, ident=ident))
-    if before.error is not None:
-        raise before.error
-    if before.found is None and ident not in actions.running:
+    _, action, given = _asked(request, form)
+    ident = _uuid(form.get("form", ""))
+    if await _record(request, ident) is None:
         state = await _state(request, action, given)
-        if state.seen != form.get("seen"):
+        if state.digest != form.get("seen"):
             raise Changed("Nothing was done: it has changed since the page was shown.", "Look at it again.")
-        caller = caller_of(request)
-        await actions.start(ident, caller.subject if caller else None, action.line(given, state.options))
+        caller, arguments = caller_of(request), action.line(given, (*state.options, "--json"))
+        actions: Actions = request.app.state.actions
+        await actions.start(ident, caller.subject if caller else None, action.shown(given, state.options), arguments)
     return RedirectResponse(url(f"/done/{ident}"), 303)
 
 
 async def done(request: Request) -> Response:
     """What became of it."""
-    ident = _uuid(request.path_params["id"])
-    found = await site.console_of(request).ask(partial(_recorded, ident=ident))
-    if found.error is not None:
-        raise found.error
-    if (row := found.found) is None:
+    row = await _record(request, _uuid(request.path_params["id"]))
+    if row is None:
         raise NOT_FOUND("Nothing was done under this id.")
     actions: Actions = request.app.state.actions
     result, text = _result(row["output"] or "")
-    template = "done-live.html" if "HX-Request" in request.headers else "done.html"
     opened = await site.opened(request, {"result": result, "text": text})
-    return site.page(request, template, current="work", row=row, is_running=ident in actions.running, **opened)
+    template = "done-live.html" if "HX-Request" in request.headers else "done.html"
+    return site.page(request, template, current="work", row=row, is_running=row["id"] in actions.running, **opened)
 
 
 def _result(output: str) -> tuple[dict[str, Any], str]:
     """The object that the command printed, and its other words."""
     first, _, rest = output.partition("\n")
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         if isinstance(found := json.loads(first), dict):
             return found, rest
     return {}, output
 
 
-async def _state(request: Request, action: Action, given: Mapping[str, str]) -> State:
+def _asked(request: Request, fields: Mapping[str, str]) -> tuple[str, Action, dict[str, str]]:
+    """An action's name, the action and its arguments. Raises Problem 404, 422."""
+    name = request.path_params["name"]
+    if (action := ACTIONS.get(name)) is None:
+        raise NOT_FOUND("There is no such action.")
+    given = {one: fields.get(one, "") for one in action.arguments}
+    if bad := [one for one, value in given.items() if not 0 < len(value) <= LONGEST_ARGUMENT or "\0" in value]:
+        raise invalid([(one, "it is missing, too long or no text") for one in bad])
+    return name, action, given
+
+
+async def _state(request: Request, action: Action, given: Given) -> State:
     settings = services_of(request).settings
     found = await site.console_of(request).ask(lambda connection: action.state(connection, settings, given))
     if isinstance(found.error, DatabaseUnavailable | DatabaseRefused):
@@ -405,40 +380,31 @@ async def _state(request: Request, action: Action, given: Mapping[str, str]) -> 
     return found.found
 
 
+async def _record(request: Request, ident: UUID) -> dict[str, Any] | None:
+    select = b"select * from operator_actions where id = %s"
+    found = await site.console_of(request).ask(
+        lambda connection: connection.cursor(row_factory=dict_row).execute(select, (ident,)).fetchone()
+    )
+    if found.error is not None:
+        raise found.error
+    return found.found
+
+
 def _event(settings: Settings, partition: int, offset: int, version: int) -> dict[str, Any]:
     """The event as the log has it. Raises what `read_range` raises."""
     for records in read_range(settings, settings.events_topic, partition, offset, offset + 1):
         for record in records:
             if isinstance(commit := decode_event(record), Commit):
                 event = commit.events[version - commit.version - 1]
-                return {"type": event.type, "data": json.loads(event.data)}
+                return {"type": event.type, "data": json.loads(bytes(event.data))}
     return {}
-
-
-def _action(request: Request) -> tuple[str, Action]:
-    name = request.path_params["name"]
-    if name not in ACTIONS:
-        raise NOT_FOUND("There is no such action.")
-    return name, ACTIONS[name]
-
-
-def _given(action: Action, fields: Mapping[str, str]) -> dict[str, str]:
-    """The action's arguments. Raises Problem 422."""
-    given = {name: fields.get(name, "") for name in action.arguments}
-    wrong = [(name, "it is missing") for name, value in given.items() if not value]
-    wrong += [
-        (name, "it can't be one") for name, value in given.items() if "\0" in value or len(value) > LONGEST_ARGUMENT
-    ]
-    if wrong:
-        raise invalid(wrong)
-    return given
 
 
 def _uuid(text: str) -> UUID:
     try:
         return UUID(text)
     except ValueError:
-        raise invalid([("id", "it is no UUID")]) from None
+        raise invalid([("form", "it is no UUID")]) from None
 
 
 def add_to(router: APIRouter) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 from fastapi import APIRouter, Request
 from psycopg.rows import dict_row
@@ -19,13 +20,13 @@ from api.problems import invalid
 from api.services import services_of
 from domain.engine.contexts import contexts
 from domain.engine.released import KINDS, read
-from domain.engine.versions import stored_name, version_of
+from domain.engine.versions import stored_name, type_of, version_of
 from infra.database.connect import Connection
 from infra.errors import SamefoldError
 from policies.engine.operate import policy_states
 from projections.engine.store.positions import LIVE
 
-T = TypeVar("T")
+Question: TypeAlias = Callable[[Connection], Any]
 SHOWN = 50
 """Of each list; the rest is on its next pages."""
 
@@ -88,34 +89,37 @@ _ACTIONS = "select id, at, by, command, ended_at, exit_code from operator_action
 _ACTIVATIONS = "select policy, number, version, at from activations order by at desc, policy, number desc limit 50"
 
 
+_BY_INDEX = b"set enable_seqscan = off; set enable_hashjoin = off; set enable_mergejoin = off; set enable_sort = off"
+"""In the order of the key, whatever PostgreSQL expects: of a comparison of rows it looks at the first column only."""
+
+
 def rows_of(connection: Connection, statement: str | bytes, values: Any = ()) -> list[dict[str, Any]]:
+    connection.execute(_BY_INDEX)
     text = statement if isinstance(statement, bytes) else statement.encode()
     return connection.cursor(row_factory=dict_row).execute(text, values).fetchall()
 
 
 async def work(request: Request) -> Response:
-    topic = services_of(request).settings.events_topic
-    console, after = site.console_of(request), {name: _after(request, name) for name in LISTS}
+    topic, console = services_of(request).settings.events_topic, site.console_of(request)
+    after = {name: _after(request, name) for name in LISTS}
 
-    def listed(name: str) -> Callable[[Connection], list[dict[str, Any]]]:
+    def listed(name: str) -> Question:
         text = LISTS[name].text(is_later=bool(after[name]))
         return lambda connection: rows_of(connection, text, after[name])
 
-    questions: dict[str, Callable[[Connection], Any]] = {name: listed(name) for name in LISTS} | {
+    questions: dict[str, Question] = {name: listed(name) for name in LISTS} | {
         "policies": lambda connection: policy_states(connection, topic),
         "activations": lambda connection: rows_of(connection, _ACTIVATIONS),
         "actions": lambda connection: rows_of(connection, _ACTIONS),
     }
-    found = await asyncio.gather(*map(console.ask, questions.values()))
-    sections: dict[str, Section[Any]] = dict(zip(questions, found, strict=True))
-    for name in (*LISTS, "actions"):
-        sections[name] = await _opened(request, sections[name])
+    found = dict(zip(questions, await asyncio.gather(*map(console.ask, questions.values())), strict=True))
     actions: Actions = request.app.state.actions
     return site.page(
         request,
         "work.html",
-        sections=sections,
-        more={name: _more(name, sections[name].found or []) for name in LISTS},
+        found=await site.opened(request, {name: section.found for name, section in found.items()}),
+        errors={name: section.error for name, section in found.items()},
+        more={name: _more(name, found[name].found or []) for name in LISTS},
         shown=SHOWN,
         code_version=code_version,
         released=_released(),
@@ -123,31 +127,15 @@ async def work(request: Request) -> Response:
     )
 
 
-async def _opened(request: Request, section: Section[T]) -> Section[T]:
-    """With personal values as the caller may see them."""
-    if section.found is None:
-        return section
-    try:
-        return Section(await site.opened(request, section.found), None)
-    except SamefoldError as error:
-        return Section(None, error)
-
-
 def _after(request: Request, name: str) -> list[Any]:
     """The key after which the list's page begins. Raises Problem 422."""
     if not (text := request.query_params.get(name)):
         return []
-    try:
+    with suppress(ValueError, RecursionError):
         found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, list) or len(found) != len(LISTS[name].key) or not all(map(_is_plain, found)):
-        raise invalid([(f"query.{name}", "it is no place in the list")])
-    return found
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str) or (type(value) is int and abs(value) < 2**63)
+        if isinstance(found, list) and len(found) == len(LISTS[name].key):
+            return found
+    raise invalid([(f"query.{name}", "it is no place in the list")])
 
 
 def _more(name: str, found: list[dict[str, Any]]) -> str | None:
@@ -158,34 +146,21 @@ def _more(name: str, found: list[dict[str, Any]]) -> str | None:
     return url("/work", **{name: json.dumps(place, ensure_ascii=False, default=str)}) + f"#{name}"
 
 
-class Stored(NamedTuple):
-    """An event or command in this code, and in the record of releases."""
-
-    context: str
-    kind: str
-    name: str
-    writes: int
-    reads: list[int]
-    released: list[int]
-
-
 @cache
-def _released() -> Section[list[Stored]]:
+def _released() -> Section[list[dict[str, Any]]]:
+    """By context and kind, the stored types that this code writes, the older versions that it reads, and what was not released."""
     try:
-        return Section(list(_stored()), None)
+        records = {context.name: read(context.name) for context in contexts().values()}
     except SamefoldError as error:
         return Section(None, error.with_traceback(None))
-
-
-def _stored() -> Iterator[Stored]:
+    found = []
     for context in contexts().values():
-        record = read(context.name)
-        facts: Mapping[str, Mapping[str, type]] = {"events": context.events, "commands": context.commands}
         for kind in KINDS:
-            for fact in facts[kind].values():
-                name, version = stored_name(fact), version_of(fact)
-                released = sorted(map(int, record[kind].get(name, ())))
-                yield Stored(context.name, kind[:-1], name, version, [*range(1, version + 1)], released)
+            facts = [(stored_name(fact), version_of(fact)) for fact in getattr(context, kind).values()]
+            released = {name: records[context.name][kind].get(name, {}) for name, _ in facts}
+            types = [(type_of(*one), range(1, one[1]), str(one[1]) in released[one[0]]) for one in facts]
+            found.append({"context": context.name, "kind": kind, "types": types})
+    return Section(found, None)
 
 
 def add_to(router: APIRouter) -> None:
