@@ -266,7 +266,7 @@ async def _ran(arguments: list[str], settings: Settings) -> tuple[int | None, st
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
-    except OSError as error:  # no memory, too many processes
+    except (OSError, ValueError) as error:  # no memory, too many processes
         return None, str(error)
     assert process.stdout
     assert process.stderr

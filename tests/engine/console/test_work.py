@@ -1,4 +1,4 @@
-"""make test: an action is a process of `samefold`, which takes seconds; several run at once.
+"""make test + test-all: an action is a process of `samefold`, which takes seconds; several run at once.
 
 The console's page of what waits, and its actions: each asks once more, is done once however often it is sent, and is recorded.
 """
@@ -150,6 +150,7 @@ def test_parked_streams_and_dead_letters(api: Api, world: Settings) -> None:
     assert get(api, "/do/outbox-drop", id=dropped).status_code == 404
 
 
+@pytest.mark.slow
 def test_views_and_policies(api: Api, world: Settings) -> None:
     first = live_table(world, "daily_totals")
     version = str(agent_views("core")["daily_totals"].version)
@@ -165,10 +166,10 @@ def test_views_and_policies(api: Api, world: Settings) -> None:
     )
     assert live_table(world, "daily_totals") == first
     assert scalar(world, policy) == 0
-    stop_as_older_code_would(world, "statement")
-    done(api, ("views-drop", {"view": "daily_totals", "table": second}), ("views-resume", {"view": "statement"}))
+    stop_as_older_code_would(world, "balances")
+    done(api, ("views-drop", {"view": "daily_totals", "table": second}), ("views-resume", {"view": "balances"}))
     assert scalar(world, "select state from builds where table_name = %s", second) == "abandoned"
-    assert scalar(world, "select count(*) from live where view = 'statement'") == 1
+    assert scalar(world, "select count(*) from live where view = 'balances'") == 1
 
 
 def test_an_action_that_fails_says_so_in_the_commands_own_words(api: Api, world: Settings) -> None:
@@ -197,6 +198,17 @@ def test_a_form_that_is_sent_twice_acts_once(api: Api, world: Settings) -> None:
     assert "samefold sent before" in page
     assert "not known" in page
     assert recorded(world) == was
+
+
+def test_to_switch_to_an_older_version_of_a_policy_is_named_and_confirmed(api: Api, world: Settings) -> None:
+    with connect(world, "test") as db:
+        newer = "insert into activations (policy, number, version, positions, log_offset) values ('standing_orders', 1, 99, '{}', 0)"
+        db.execute(newer)
+        page = get(api, "/do/policies-switch", policy="standing_orders").text
+        db.execute("delete from activations where policy = 'standing_orders'")
+    assert "to switch is to go back" in page
+    assert "samefold policies switch --yes standing_orders" in page
+    assert "--yes" not in get(api, "/do/policies-switch", policy="standing_orders").text
 
 
 def test_nothing_is_done_without_the_right_from_elsewhere_or_by_a_bad_form(
@@ -271,11 +283,11 @@ MANY = (
     # dead letters, sent wishes, timers of one moment and wishes to be sent
     "insert into outbox (id, policy, kind, partition, stream, version, number, target, type, due, sent_at, dead) "
     "select 'p1~' || n, 'p' || n % 3 + 1, 'send', n % 8, 's/' || lpad((n % 1000)::text, 9, '0'), n, 0, 't', 'T', "
-    "case when n % 4 = 2 then timestamptz '2026-01-01' end, case when n % 4 = 1 then now() end, "
-    "case when n % 4 = 0 then 'gone: x' end from generate_series(1, 400000) n",
+    "case when n % 100 = 2 then timestamptz '2026-01-01' end, case when n % 100 = 1 then now() end, "
+    "case when n % 100 > 3 then 'gone: x' end from generate_series(1, 105000) n",
     "insert into posts (id, policy, stream, version, number, endpoint, wished_at, dead) "
     "select 'p1~' || n, 'p1', 's/' || lpad((n % 100)::text, 9, '0'), n, 0, 'crm', now(), case when n % 2 = 0 then 'gone: x' end "
-    "from generate_series(1, 200000) n",
+    "from generate_series(1, 20000) n",
     "insert into lanes (endpoint, policy, stream, next_attempt) "
     "select distinct endpoint, policy, stream, now() from posts where dead is null",
     "analyze",
