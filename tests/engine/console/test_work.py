@@ -91,11 +91,12 @@ def send(
 
 
 def done(api: Api, *wanted: tuple[str, dict[str, str]]) -> None:
-    """These actions, all at once, have ended well, and are recorded with who had them done."""
-    fields = [asked(api, name, **given) for name, given in wanted]
-    for (name, _), form in zip(wanted, fields, strict=True):
+    """These actions, all at once, each sent twice, have ended well, and are recorded once, with who had them done."""
+    fields, was = [asked(api, name, **given) for name, given in wanted], recorded(api.services.settings)
+    for (name, _), form in [*zip(wanted, fields, strict=True)] * 2:
         answer = send(api, name, form)
         assert (answer.status_code, answer.headers["Location"]) == (303, f"/console/done/{form['form']}"), answer.text
+    assert recorded(api.services.settings) == was + len(wanted)
     query = "select ended_at is not null from operator_actions where id = %s"
     for form in fields:
         until(lambda form=form: scalar(api.services.settings, query, form["form"]), f"{form} has ended")  # type: ignore[misc]
@@ -202,8 +203,8 @@ def test_a_form_that_is_sent_twice_acts_once(api: Api, world: Settings) -> None:
 
 def test_to_switch_to_an_older_version_of_a_policy_is_named_and_confirmed(api: Api, world: Settings) -> None:
     with connect(world, "test") as db:
-        newer = "insert into activations (policy, number, version, positions, log_offset) values ('standing_orders', 1, 99, '{}', 0)"
-        db.execute(newer)
+        columns = "policy, number, version, positions, log_offset"
+        db.execute(f"insert into activations ({columns}) values ('standing_orders', 1, 99, '{{}}', 0)".encode())
         page = get(api, "/do/policies-switch", policy="standing_orders").text
         db.execute("delete from activations where policy = 'standing_orders'")
     assert "to switch is to go back" in page
