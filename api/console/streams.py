@@ -147,12 +147,12 @@ async def stream(request: Request, name: str) -> Response:
             request, "streams.html", 422, text=name, found=None, database=None, most=FOUND, wrong=wrong, contexts=[]
         )
     found = await site.console_of(request).ask(lambda connection: _now(connection, name, command))
-    now = found.found or Now(0, None, (), None)
+    now = found.found or Now(0, None, [], None)
     given = query.get("from", "")
     first = int(given[:18]) if given.isdecimal() else max(1, now.version - SHOWN + 1)
     values: dict[str, Any] = site.values_of(request, "streams") | {
         "name": name,
-        "now": replace(now, state=await site.opened(request, now.state), rows=await site.opened(request, [*now.rows])),
+        "now": replace(now, state=await site.opened(request, now.state), rows=await site.opened(request, now.rows)),
         "database": found.error,
         "command": command,
         "first": first,
@@ -190,8 +190,8 @@ class Now:
 
     version: int
     state: Any
-    rows: Any
-    """(view, its rows, whether there are more) of each view that has any."""
+    rows: list[dict[str, Any]]
+    """Of each view that has any: its name as `view`, its `rows`, and whether there are `more`."""
     outcome: Outcome | None
     """Of the command that was asked for."""
 
@@ -216,9 +216,8 @@ def _now(connection: Connection, name: str, command: str) -> Now:
             ).fetchall()
             if made:
                 names = [column.name for column in view.columns]
-                rows.append(
-                    (view.name, [{name: row[name] for name in names} for (row,) in made[:FOUND]], len(made) > FOUND)
-                )
+                found = [{name: row[name] for name in names} for (row,) in made[:FOUND]]
+                rows.append({"view": view.name, "rows": found, "more": len(made) > FOUND})
     outcome = outcomes_of(connection, [(name, command)]).get((name, command)) if command else None
     return Now(version, state if not isinstance(state, str) else json.loads(state), rows, outcome)
 
@@ -245,7 +244,9 @@ def _told(services: Services, name: str, first: int, *, may_open: bool) -> Gener
                 if (
                     keys is None
                     or entry is None
-                    or not (ids := key_ids(json.dumps([entry.data, entry.state], default=str)))
+                    or not (
+                        ids := key_ids(json.dumps([entry.data, entry.changes, entry.state, entry.rows], default=str))
+                    )
                 ):
                     yield entry
                 elif not may_open:
@@ -262,8 +263,11 @@ def _told(services: Services, name: str, first: int, *, may_open: bool) -> Gener
 
 
 def _changed(entry: Entry, show: Callable[[Any], Any]) -> Entry:
+    def as_json(text: str | None) -> str | None:
+        return text and json.dumps(show(json.loads(text)), ensure_ascii=False)
+
     def shown(changes: Iterable[Change]) -> tuple[Change, ...]:
-        return tuple(Change(one.part, show(one.before), show(one.after)) for one in changes)
+        return tuple(Change(one.part, as_json(one.before), as_json(one.after)) for one in changes)
 
     rows = tuple((show(row), shown(changes)) for row, changes in entry.rows)
     return replace(entry, data=show(entry.data), state=show(entry.state), changes=shown(entry.changes), rows=rows)

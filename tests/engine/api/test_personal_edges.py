@@ -6,9 +6,11 @@ The bank's texts are not declared personal: here the log gets sealed values in t
 from __future__ import annotations
 
 import json
+import re
 import threading
 from base64 import urlsafe_b64decode
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import Mock, patch
@@ -22,6 +24,7 @@ from domain.engine.contexts import contexts
 from domain.engine.personal.keys import Keys
 from domain.engine.personal.masters import MasterKeyUnusable, new_line
 from domain.engine.personal.tokens import FALLBACK, PREFIX, sealed
+from infra.access import Access, Caller, Right
 from infra.database.connect import connect
 from infra.log.partitioner import partition_of
 from infra.log.records import encode
@@ -165,6 +168,26 @@ def test_a_query_shows_what_it_selects_as_it_is(bank: Bank, tmp_path: Path) -> N
         bank.forget("customers/asked")
         after = get(api, "/queries/asked", If_None_Match=before.headers["ETag"])
         assert after.json()["items"] == [{"account": "asked", "purpose": f"for {SOMEONE}!", "many": 1}]
+
+
+def test_the_console_shows_them_to_those_who_may_see_them(bank: Bank) -> None:
+    bank.deposit("looked-at", f"for {bank.sealed('customers/looked-at')}!")
+
+    def may_operate(caller: Caller, right: Right) -> bool:
+        return right == "look" or caller.subject == "olga"
+
+    def shown(caller: str) -> set[str]:
+        answer = api.client.get("/console/streams?stream=accounts/looked-at", headers={"Caller": caller})
+        return {*re.findall(r"for ([^!]*)!", unescape(answer.text))}
+
+    world = bank.world.model_copy(update={"console": True})
+    with served(world, "console", Access(lambda *_: False, lambda *_: False, may_operate)) as api:
+        as_json = json.dumps(NAME, ensure_ascii=False)[1:-1]
+        assert shown("olga") == {as_json}
+        assert shown("vera") == {"(hidden)"}
+        bank.forget("customers/looked-at")
+        assert shown("olga") == {SOMEONE}
+        assert shown("vera") == {"(hidden)"}
 
 
 def test_what_holds_nothing_personal_asks_for_no_key(bank: Bank, asked: Mock) -> None:
