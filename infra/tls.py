@@ -8,8 +8,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from infra.settings import Settings
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
 
 TIMEOUT_S = 3.0
 POSTGRESQL = struct.pack("!ii", 8, 80877103)
@@ -62,17 +66,19 @@ def expiries(settings: Settings, brokers: Iterable[tuple[str, int]]) -> dict[str
         "kafka": [_shown(*one) for one in brokers] if settings.kafka_security_protocol.endswith("SSL") else [],
         "postgresql": [_shown(*one, POSTGRESQL) for one in servers],
     }
-    found = {of: [x509.load_der_x509_certificate(one) for one in ones if one] for of, ones in shown.items()}
+    found = {of: [one for one in ones if one] for of, ones in shown.items()}
     for of, file in authorities.items():
         with suppress(OSError, ValueError):  # "system" is no file
             found[f"{of}-authorities"] = x509.load_pem_x509_certificates(Path(str(file)).read_bytes())
     return {of: min(one.not_valid_after_utc.timestamp() for one in ones) for of, ones in found.items() if ones}
 
 
-def _shown(host: str, port: int, greeting: bytes = b"") -> bytes | None:
-    """The certificate that a server shows, whether it is accepted or not; None if there is none."""
-    with suppress(OSError), _connected(host, port, _any_certificate(), greeting) as connection:
-        return connection.getpeercert(binary_form=True)
+def _shown(host: str, port: int, greeting: bytes = b"") -> "Certificate | None":
+    """The certificate that a server shows, whether it is accepted or not; None if there is none that can be read."""
+    from cryptography import x509
+
+    with suppress(OSError, ValueError), _connected(host, port, _any_certificate(), greeting) as connection:
+        return x509.load_der_x509_certificate(connection.getpeercert(binary_form=True) or b"")
     return None
 
 

@@ -28,7 +28,7 @@ from projections.engine.store.positions import AGENTS
 log = logging.getLogger(__name__)
 
 QUERY_S = 2.0
-SELDOM_S = 600.0
+SELDOM_S = 60.0
 OVERDUE_S = 86_400.0
 REST = 19
 """How many times as long as counting the outbox took it is not counted again: that goes through all of it."""
@@ -70,7 +70,6 @@ class Exporter:
                 query()
             except SamefoldError as error:
                 self._status.wrong(subject, f"{subject}: {error}")
-                pause = QUERY_S
             else:
                 self._status.well(subject, f"{subject}: read again")
                 pause += (time.monotonic() - began) * rest
@@ -94,6 +93,7 @@ class Exporter:
         tell_lags(self._lags.now, views)
 
     def _look(self) -> None:
+        """At certificates, and at records that each run of `samefold archive` has left out for a day."""
         admin, events_topic = topics.Admin(self.settings), self.settings.events_topic
         brokers = admin.ask(lambda client, within_s: client.list_topics(events_topic, within_s).brokers.values())
         for of, expires in tls.expiries(self.settings, [(one.host, one.port) for one in brokers]).items():
