@@ -86,6 +86,13 @@ REMOVED: Final = {
 _CREDENTIALS = re.compile(r"://[^/@]*:[^@]*@|\?")
 """`user:password@` in a URL, or a query, which may be a signature."""
 
+_SERVICE_LINK = re.compile(
+    rf"{PREFIX}([A-Z0-9_]+_)?"
+    r"(SERVICE_HOST=[0-9a-f.:]+|SERVICE_PORT(_[A-Z0-9_]+)?=\d+|PORT(_\d+_(TCP|UDP|SCTP))?=(tcp|udp|sctp)://\S+"
+    r"|PORT_\d+_(TCP|UDP|SCTP)_(PROTO=(tcp|udp|sctp)|PORT=\d+|ADDR=[0-9a-f.:]+))"
+)
+"""What Kubernetes sets in every pod for a Service `samefold` or `samefold-…`. No value of a setting has this form."""
+
 Topic = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
 _ORIGIN = r"https?://[a-z0-9.\[\]:-]+"
 """As browsers send it: no path, and in lower case. `*` is not allowed: it would be any page."""
@@ -278,7 +285,8 @@ class Settings(BaseSettings):
 
     def __init__(self, **values: Any) -> None:
         """Raises BadSettings, which names every wrong value and every unknown SAMEFOLD_ variable."""
-        ours = (name.upper() for name, value in os.environ.items() if name.upper().startswith(PREFIX) and value)
+        ours = {name.upper() for name, value in os.environ.items() if name.upper().startswith(PREFIX) and value}
+        ours.difference_update(service_links())
         if unknown := [
             name for name in sorted(ours) if name.removeprefix(PREFIX).lower() not in type(self).model_fields
         ]:
@@ -407,9 +415,12 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
+        links = {name.removeprefix(PREFIX).lower() for name in service_links()}
+        own = {name: value for name, value in env_settings().items() if name not in links}
+        environment = InitSettingsSource(settings_cls, own)
         dot_env = DotEnvSettingsSource(settings_cls, env_file=_root() / ".env")
         project = PyprojectTomlConfigSettingsSource(settings_cls, SERVICE)
-        before = (init_settings, env_settings, _paths(dot_env, _root()), dot_env)
+        before = (init_settings, environment, _paths(dot_env, _root()), dot_env)
         after = (_paths(project, SERVICE.parent), project)
         # the data folder, where dev.env is, may come from any of the sources
         data_dir = next((found for source in (*before, *after) if (found := source().get("data_dir"))), None)
@@ -418,6 +429,11 @@ class Settings(BaseSettings):
         if any(OF_ISSUER & source().keys() for source in before):  # another issuer's tokens, with the development keys
             stack = {name: value for name, value in stack.items() if name not in OF_ISSUER}
         return (*before, InitSettingsSource(settings_cls, stack), *after)
+
+
+def service_links() -> list[str]:
+    """Variables of the environment that are no settings: Kubernetes sets them, as SAMEFOLD_PORT=tcp://10.0.0.1:8000."""
+    return sorted(name for name, value in os.environ.items() if _SERVICE_LINK.fullmatch(f"{name}={value}"))
 
 
 def _plain(value: object) -> str:

@@ -15,7 +15,7 @@ from infra.observability import logs
 from infra.processes import supervisor
 from infra.processes.interrupts import ending_signals
 from infra.processes.supervisor import Child, Supervisor
-from infra.settings import Settings
+from infra.settings import Settings, service_links
 from infra.tls import unprotected
 from policies.engine.policy import discover, has_public
 from projections.engine.views.core_views import all_views
@@ -162,6 +162,8 @@ def _supervise(
     # refuse at once what every child would refuse
     _ = settings.kafka, settings.database, revisions.heads()
     logs.configure(settings.log_level, settings.log_format)
+    if links := service_links():
+        log.warning("left out, because they are a Service's of Kubernetes, and no settings: %s", ", ".join(links))
     for where in unprotected(settings):
         log.warning("%s: docs/on-the-wire.md", where)
     for file in settings.exposed_files():

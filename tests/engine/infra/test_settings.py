@@ -1,12 +1,17 @@
 """make test: needs no store. Settings: where they come from, what they refuse, what they never show."""
 
+import os
 import re
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+from hypothesis import example
+from hypothesis import given as for_all
+from hypothesis import strategies as st
 
 from infra.errors import BadSettings, NotConfigured
-from infra.settings import PATHS, PREFIX, REMOVED, Settings
+from infra.settings import PATHS, PREFIX, REMOVED, Settings, service_links
 from tools.testing.fixtures import ROOT
 
 SECRET = "p-a-s-s"
@@ -119,6 +124,54 @@ def test_a_misspelt_name_is_refused_with_the_nearest_one_and_other_programs_line
         Settings()
     monkeypatch.setenv("SAMEFOLD_PARTITON", "3")
     with pytest.raises(BadSettings, match=r"SAMEFOLD_PARTITON .*SAMEFOLD_PARTITIONS\?"):
+        Settings()
+
+
+@st.composite
+def of_a_service(draw: st.DrawFn) -> dict[str, str]:
+    """What Kubernetes puts into each pod of a namespace for a Service whose name begins with `samefold`."""
+    labels = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,8}[a-z0-9])?", fullmatch=True)
+    more = st.sampled_from(("", "-api", "-metrics")) | labels.map(lambda one: f"-{one}")
+    name = f"samefold{draw(more)}".upper().replace("-", "_")
+    address = draw(st.ip_addresses())
+    host = f"[{address}]" if address.version == 6 else str(address)
+    port = st.tuples(labels, st.integers(1, 65_535), st.sampled_from(("tcp", "udp", "sctp")))
+    ports = draw(st.lists(port, min_size=1, max_size=3))
+    _, number, protocol = ports[0]
+    found = {f"{name}_SERVICE_HOST": str(address), f"{name}_SERVICE_PORT": str(number)}
+    found[f"{name}_PORT"] = f"{protocol}://{host}:{number}"
+    for label, number, protocol in ports:
+        found[f"{name}_SERVICE_PORT_{label.upper().replace('-', '_')}"] = str(number)
+        link = f"{name}_PORT_{number}_{protocol.upper()}"
+        found[link] = f"{protocol}://{host}:{number}"
+        found |= {f"{link}_PROTO": protocol, f"{link}_PORT": str(number), f"{link}_ADDR": str(address)}
+    return found
+
+
+@for_all(of_a_service())
+def test_variables_that_kubernetes_sets_for_a_service_are_left_out(variables: dict[str, str]) -> None:
+    before = Settings()
+    with patch.dict(os.environ, variables):
+        assert service_links() == sorted(variables)
+        assert Settings() == before
+
+
+@for_all(st.sampled_from(sorted(Settings.model_fields)), st.text(st.characters(exclude_characters="\0", codec="utf-8")))
+@example("api_port", "8000")
+@example("api_host", "10.0.0.1")
+@example("kafka_bootstrap", "tcp://10.0.0.1:9092")
+@example("metrics_port", "tcp://")
+def test_no_value_of_a_setting_is_left_out_as_if_kubernetes_had_set_it(name: str, value: str) -> None:
+    with patch.dict(os.environ, {PREFIX + name.upper(): value}):
+        assert service_links() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("PORT", "8000"), ("SERVICE_HOST", "here"), ("API_PORT_8000_TCP", "8000"), ("HOST", "10.0.0.1")]
+)
+def test_what_kubernetes_does_not_set_is_refused(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PREFIX + name, value)
+    with pytest.raises(BadSettings, match=f"{PREFIX}{name} is unknown"):
         Settings()
 
 
