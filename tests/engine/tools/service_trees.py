@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import hashlib
 import os
 import shutil
@@ -26,6 +27,13 @@ def copy_of_this_tree(folder: Path, *, without: Collection[str] = ()) -> Path:
         if name.partition("/")[0] not in without and (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
+    return folder
+
+
+def copy_of_the_image(folder: Path) -> Path:
+    """What the Dockerfile takes by `COPY . .` and compiles."""
+    ignored = {line.removesuffix("/") for line in (ROOT / ".dockerignore").read_text().splitlines()}
+    compileall.compile_dir(copy_of_this_tree(folder, without=ignored), quiet=1)
     return folder
 
 

@@ -20,18 +20,16 @@ import pytest
 
 from tests.engine.api.front import free_port, is_ready
 from tests.engine.infra.role_worlds import role_world
-from tests.engine.tools.service_trees import SAMEFOLD, copy_of_this_tree
+from tests.engine.tools.service_trees import SAMEFOLD, copy_of_the_image
 from tests.engine.tools.test_compose import OURS, SERVICES, make_secrets, mounted
 from tools.dev.stack import Stack
-from tools.testing.fixtures import ROOT
 from tools.testing.waiting import DEADLINE_S, until
 
 
 @pytest.mark.slow
 def test_the_services_together_work_and_write_nothing_but_locks(stack: Stack, tmp_path: Path) -> None:
     with role_world(stack, "template0", "samefold") as world:
-        ignored = {line.removesuffix("/") for line in (ROOT / ".dockerignore").read_text().splitlines()}
-        image = copy_of_this_tree(tmp_path / "app", without=ignored)  # what `COPY . .` takes
+        image = copy_of_the_image(tmp_path / "app")
         before = {path: path.stat().st_mtime_ns for path in image.rglob("*")}
         secrets = make_secrets(tmp_path)
         for name in secrets:
