@@ -14,10 +14,12 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from projections.engine.views.core_views import OUTCOMES_VERSION
 from tests.engine.pages.pages import Author, author  # noqa: F401
 from tests.engine.tools.service_trees import Tree
+from tests.engine.tools.test_kubernetes import OVERLAY, kustomized
 from tools.testing.fixtures import ROOT
 from tools.testing.waiting import DEADLINE_S, until
 
@@ -81,6 +83,11 @@ def test_a_new_service_has_nothing_of_the_bank_and_its_own_name(hotel: Tree) -> 
         assert named in told
         assert '"samefold"}' not in told
     assert "image: hotel:" in (hotel.folder / "docker-compose.yml").read_text()
+    manifests = kustomized(hotel.folder / OVERLAY.relative_to(ROOT))
+    assert {
+        (one["metadata"]["namespace"], one["metadata"]["labels"]["app.kubernetes.io/name"]) for one in manifests
+    } == {("hotel", "hotel")}
+    assert "image: registry.example.com/hotel:" in yaml.safe_dump_all(manifests)
     program = (
         "from infra.settings import Settings as S; s = S(); "
         "print(s.group_prefix, s.commands_topic, s.events_topic, s.policies_topic, s.public_topic, s.keys_topic)"
