@@ -5,7 +5,7 @@ Every direct dependency is pinned with hashes, and says what it is for; producti
 import re
 import subprocess
 import sys
-from importlib.metadata import metadata, packages_distributions
+from importlib.metadata import distribution, metadata, packages_distributions
 from pathlib import Path
 
 import pytest
@@ -38,11 +38,13 @@ def brought(name: str) -> set[str]:
 
 
 def licence_of(package: str) -> str:
-    """As its own metadata says."""
+    """As its own metadata says, or the first line of its licence."""
     found = metadata(package)
     kinds = [kind.rpartition(" :: ")[2] for kind in found.get_all("Classifier") or []]
     by_kind = " OR ".join(sorted({SPDX[kind] for kind in kinds if kind in SPDX}))
-    return next(iter(found.get_all("License-Expression") or []), "") or by_kind or found["License"]
+    told = next(iter(found.get_all("License-Expression") or []), "") or by_kind or found["License"]
+    text = distribution(package).read_text("licenses/LICENSE") or ""
+    return told or SPDX.get(text.partition("\n")[0].strip(), "none")
 
 
 def test_each_is_explained_with_the_licence_that_its_metadata_says_and_nothing_else_is() -> None:
