@@ -34,8 +34,7 @@ app = new_app(__doc__, no_args_is_help=True)
 @app.command()
 def up() -> None:
     """Start both, or repair what was killed; quick when they run."""
-    stack = _stack()
-    _require_own(stack, Settings())
+    stack = development_stack(Settings())
     stack.up()
     typer.echo(f"Kafka       {stack.kafka.bootstrap}")
     typer.echo(f"PostgreSQL  {stack.postgres.url()}")
@@ -51,8 +50,8 @@ def run() -> None:
     from tools.cli.run import run_all
     from tools.migrations.migrate import upgrade
 
-    stack, settings = _stack(), Settings()
-    _require_own(stack, settings)
+    settings = Settings()
+    stack = development_stack(settings)
     with _only_one(settings), one_interrupt():
         try:
             stack.up()
@@ -70,8 +69,9 @@ def run() -> None:
             stack.down()
 
 
-def _require_own(stack: Stack, settings: Settings) -> None:
-    """Raises OtherServices where the stack would not be what the settings name."""
+def development_stack(settings: Settings) -> Stack:
+    """The stack that these settings name. Raises OtherServices where they name another Kafka or database."""
+    stack = Stack(settings.data_dir)
     configured = {settings.kafka_bootstrap, settings.database_url and settings.database}
     if not configured <= {None, stack.kafka.bootstrap, stack.postgres.url(), *stack.dev_env()}:
         raise OtherServices(
@@ -79,6 +79,7 @@ def _require_own(stack: Stack, settings: Settings) -> None:
             "Remove SAMEFOLD_KAFKA_BOOTSTRAP and SAMEFOLD_DATABASE_URL from the environment and .env; to use those services, "
             "`samefold run all`.",
         )
+    return stack
 
 
 @contextmanager

@@ -44,7 +44,7 @@ class Indexed(NamedTuple):
 
 def operations() -> list[CreateIndexOp | DropIndexOp]:
     """What the migrations lack to make the declared indexes, and no others of a declaration."""
-    planned, found = _planned(), list[CreateIndexOp | DropIndexOp]()
+    planned, found = planned_indexes(), list[CreateIndexOp | DropIndexOp]()
     for view in core_views.all_views().values():
         table = table_of(view)
         for index in sorted(table.indexes, key=lambda index: str(index.name)):
@@ -60,7 +60,7 @@ def operations() -> list[CreateIndexOp | DropIndexOp]:
     return found
 
 
-def _planned() -> dict[tuple[str, str | None], tuple[str, str]]:
+def planned_indexes() -> dict[tuple[str, str | None], tuple[str, str]]:
     """What the migrations do last with an index, and its name; by the version's first table and the digest in the name.
 
     An index that a migration's author named is left to him.
@@ -85,7 +85,7 @@ def _create_index(operations: Operations, operation: CreateIndexOp) -> None:
     """
     table = str(operation.table_name)
     if operation.if_not_exists and not operations.migration_context.as_sql:
-        if _planned().get((table, digest_in(table, str(operation.index_name))), ("", ""))[0] == "drop":
+        if planned_indexes().get((table, digest_in(table, str(operation.index_name))), ("", ""))[0] == "drop":
             return
         name = sa.func.to_regclass(sa.func.quote_ident(operation.index_name))
         if operations.get_bind().scalar(sa.select(name.is_not(None))):
@@ -102,7 +102,7 @@ def settle_indexes(settings: Settings, progress: Progress) -> Indexed:
 
     Raises DatabaseAhead, MigrationsConflict.
     """
-    done, planned = Indexed([], []), _planned()
+    done, planned = Indexed([], []), planned_indexes()
     with connect(settings, session_name("db upgrade"), statement_timeout_ms=0) as connection, turn(connection):
         revisions.heads()
         applied = revisions.applied(connection)

@@ -6,6 +6,7 @@ revision` writes the branch `views`.
 """
 
 import os
+import re
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -110,12 +111,21 @@ def revise(settings: Settings, message: str) -> Path | None:
 
 
 def revise_without_database(message: str) -> Path | None:
-    """Write the first migration of `views`, with a table for each context and view. Needs no database."""
-    declares = declared()
-    tables = [table for table in declares.sorted_tables if branch_of(table.name) == VIEWS]
+    """Write the migration of `views` with each table and index that no other one makes; None if there is nothing to do.
+
+    It needs no database.
+    """
+    made = "".join(one.file.read_text() for one in revisions.revisions().values() if one.branch == VIEWS)
+    tables = [
+        table
+        for table in declared().sorted_tables
+        if branch_of(table.name) == VIEWS and not re.search(rf"create_table\(\s*[\"']{table.name}[\"']", made)
+    ]
+    operations = [*map(CreateTableOp.from_table, tables), *index_operations()]
+    if not operations:
+        return None
     body = render_python_code(
-        UpgradeOps([*map(CreateTableOp.from_table, tables), *index_operations()]),
-        migration_context=MigrationContext.configure(dialect_name="postgresql"),
+        UpgradeOps(operations), migration_context=MigrationContext.configure(dialect_name="postgresql")
     )
     place, label = _next()
     scripts = ScriptDirectory.from_config(_config())

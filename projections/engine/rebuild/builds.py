@@ -192,7 +192,7 @@ def create(
             (build, view.name, view.version, view.agent, table, state, Jsonb(dict(code_set)), view.shape, as_of),
         )
         if is_new:
-            if as_of is None and exists(connection, view.table_name):
+            if as_of is None and _is_made_for(connection, view):
                 _make_table_alike(connection, view, table)
             else:
                 from projections.engine.views.tables import to_make  # SQLAlchemy, which only a rebuild imports
@@ -221,6 +221,14 @@ def _free_table(connection: Connection, view: View, *, of_the_past: bool) -> tup
     while (table := f"{view.table_name}_{suffix}{number}") in used or exists(connection, table):
         number += 1
     return table, True
+
+
+def _is_made_for(connection: Connection, view: View) -> bool:
+    """Whether the table of the view's migration is there and has its shape, which the comment tells."""
+    found = connection.execute(
+        "select obj_description(to_regclass(quote_ident(%s)), 'pg_class') = %s", (view.table_name, view.comment)
+    ).fetchone()
+    return found == (True,)
 
 
 def _make_table_alike(connection: Connection, view: View, table: str) -> None:

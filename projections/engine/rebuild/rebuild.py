@@ -90,7 +90,7 @@ def rebuild(
     A journal brings its contexts' states. Views that this code no longer has are removed by the switch; other views that this code
     needs and whose build is ready are switched too.
 
-    Raises UnknownView, SetDiffers, BuildAlive, BuildAbandoned, SwitchTimedOut, ViewInUse and what folding raises.
+    Raises UnknownView, ShapeChanged, SetDiffers, BuildAlive, BuildAbandoned, SwitchTimedOut, ViewInUse and what folding raises.
     """
     result = Rebuilt()
     made: list[UUID] = []
@@ -100,6 +100,8 @@ def rebuild(
             end_builders(connection, _wanted(names, pointers(connection), views))
         live = pointers(connection)
         wanted = _wanted(names, live, views)
+        if make_live:
+            check_shapes(connection, {name: views[name] for name in wanted}, "live")
         along: list[Build] = []
         if make_live:
             others = [views[name] for name in needed(live, views) if name not in wanted]

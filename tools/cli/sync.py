@@ -1,0 +1,41 @@
+"""`samefold sync`: the development stack as the saved code needs it."""
+
+from typing import Any
+
+import typer
+
+from infra.processes.locks import locked
+from infra.settings import Settings
+from tools.cli import Json
+from tools.cli.dev import AlreadyRunning, development_stack
+from tools.terminal import show
+
+
+def sync(as_json: Json = False) -> None:
+    """Bring the development stack to the saved code, once: migrations, tables, rows and policies. Needs no running process.
+
+    What was never released may change under its version: its migration is rewritten and its rows are folded again.
+    """
+    from tools.sync import sync as run
+
+    settings = Settings()
+    development_stack(settings)
+    steps: list[str] = []
+
+    def say(step: str) -> None:
+        steps.append(step)
+        if not as_json:
+            typer.echo(step)
+
+    with locked(settings.data_dir / "run.lock") as is_only:
+        if not is_only:
+            raise AlreadyRunning(
+                f"The service in {settings.data_dir} is running, with the code of its start.",
+                "Stop it first: Ctrl-C in its terminal. Or start it with `--watch`, then it follows each saved file.",
+            )
+        run(settings, say, lambda _: None)
+
+    def text(_: Any) -> list[str]:
+        return [] if steps else ["Nothing to do: the development stack is as this code needs it."]
+
+    show({"steps": steps}, text, as_json=as_json)
