@@ -5,13 +5,14 @@ again. What was released keeps its version: a refusal says what to raise. What i
 database, and with `synced.json` in the data folder: killed at any moment, run it again.
 """
 
-import ast
-import hashlib
 import json
+import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+import httpx
 
 from domain.engine.contexts import contexts, untried
 from domain.engine.released import FOLDER, read
@@ -32,14 +33,15 @@ from projections.engine.rebuild.rebuild import go_to, needed, rebuild
 from projections.engine.rebuild.switch import pointers
 from projections.engine.store.command_types import drop_other_types, live_types, own_types, require_unwished
 from projections.engine.store.event_types import drop_other_event_types
+from projections.engine.store.positions import read_positions
 from projections.engine.views.core_views import OUTCOMES, all_views
-from projections.engine.views.view import View
+from projections.engine.views.view import CORE, Kind, View
 from tools import release_check
 from tools.golden_results import released_views
 from tools.migrations import migrate
 from tools.migrations.unreleased import remake, rewrite
+from tools.saved import Sources, own_files
 
-FOLDERS = ("domain", "projections", "projections/queries", "projections/migrations", "policies")
 SYNCED = "synced.json"
 
 Say = Callable[[str], None]
@@ -56,23 +58,30 @@ class Synced(NamedTuple):
     code: dict[str, str]
 
 
-def own_files() -> list[Path]:
-    """The service's own source files, of which an editor's temporary ones are none."""
-    found = [file for folder in FOLDERS for file in (ROOT / folder).glob("*.py")]
-    return sorted(
-        file for file in [*found, ROOT / "access.py"] if file.stem.isidentifier() or file.parent.name == "migrations"
-    )
-
-
 def sync(settings: Settings, say: Say, before_switch: Callable[[Synced], None]) -> Synced:
     """Do what the saved code needs, and `say` each step. `before_switch` ends the processes that fold with other code.
 
-    Raises NotSynced, and what migrations, folds and switches raise.
+    Raises NotSynced, and the named errors of migrations, folds and switches.
     """
+    try:
+        return _sync(settings, say, before_switch)
+    except SamefoldError:
+        raise
+    except SyntaxError as error:
+        where = f"{_relative(error.filename)}:{error.lineno}: "
+        raise NotSynced(f"{where}{error.msg}", (error.text or "").strip()) from error
+    except Exception as error:
+        own = [one for one in traceback.extract_tb(error.__traceback__) if Path(one.filename) in own_files()]
+        where = f"{_relative(own[-1].filename)}:{own[-1].lineno}: " if own else ""
+        raise NotSynced(f"{where}{in_words(error)}", own[-1].line or "" if own else "") from error
+
+
+def _sync(settings: Settings, say: Say, before_switch: Callable[[Synced], None]) -> Synced:
     sources = Sources()
     views = _checked()
-    done = Synced(sorted({view.agent for view in views.values()}), sources.processes())
-    folds = {name: sources.fold_of(view) for name, view in views.items() if name != OUTCOMES}
+    code = sources.processes(with_policies=bool(discover()), with_public=has_public())
+    done = Synced(sorted({view.agent for view in views.values()}), code)
+    folds = {name: sources.fold_of(_module(view)) for name, view in views.items() if name != OUTCOMES}
     released = _released()
 
     def is_released(name: str, version: int) -> bool:
@@ -138,24 +147,13 @@ def sync(settings: Settings, say: Say, before_switch: Callable[[Synced], None]) 
 
 def _checked() -> Mapping[str, View]:
     """All views of this code, when all of it can be imported and keeps to what was released. Raises NotSynced."""
-    try:
-        contexts()
-        views = all_views()
-        discover()
-        query.discover()
-        access()
-        if has_public():
-            publication()
-    except SamefoldError:
-        raise
-    except SyntaxError as error:
-        raise NotSynced(
-            f"{_relative(error.filename)}:{error.lineno}: {error.msg}", (error.text or "").strip()
-        ) from error
-    except Exception as error:
-        frames = [one for one in traceback.extract_tb(error.__traceback__) if Path(one.filename) in own_files()]
-        where = f"{_relative(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
-        raise NotSynced(f"{where}{in_words(error)}", frames[-1].line or "" if frames else "") from error
+    contexts()
+    views = all_views()
+    discover()
+    query.discover()
+    access()
+    if has_public():
+        publication()
     if any(FOLDER.glob("*.json")):
         untried.set(True)
         with calls_limited(Settings().decide_limit_s):
@@ -164,6 +162,10 @@ def _checked() -> Mapping[str, View]:
             why = "\n".join(f"{one.what}: {'; '.join(one.why)}" for one in refused)
             raise NotSynced(why, "\n".join(dict.fromkeys(one.hint for one in refused)))
     return views
+
+
+def _module(view: View) -> str:
+    return f"domain.{view.contexts[0]}" if view.kind is Kind.SNAPSHOT else f"projections.{view.name}"
 
 
 def _released() -> dict[str, int]:
@@ -207,70 +209,26 @@ def _relative(file: str | None) -> str:
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
-class Sources:
-    """The service's own modules as they were when this was made, before they are imported: an older digest only repeats work."""
-
-    def __init__(self) -> None:
-        self._texts = {_module(file): file.read_bytes() for file in own_files() if file.parent.name != "migrations"}
-
-    def processes(self) -> dict[str, str]:
-        """By a process's module, a digest of the files that it uses."""
-        domain, views = self._in("domain"), self._in("projections")
-        policies = domain | self._in("policies")
-        return {
-            "commands.handler": self._digest(domain),
-            "projections.engine.live.agent": self._digest(domain | views),
-            **({"policies.engine.process": self._digest(policies)} if discover() else {}),
-            **({"policies.engine.publisher": self._digest(policies)} if has_public() else {}),
-            "api": self._digest(domain | views | self._in("projections.queries") | {"access"}),
-        }
-
-    def fold_of(self, view: View) -> str:
-        """A digest of what makes a view's rows or a context's states: its modules without comments, docstrings and `decide`."""
-        of = view.contexts[0] if view.kind == "snapshot" else view.name
-        root = f"domain.{of}" if view.kind == "snapshot" else f"projections.{of}"
-        parts = []
-        for name in sorted(self._closure({root})):
-            tree = ast.parse(self._texts[name])
-            tree.body = [
-                one for one in tree.body if not (name.startswith("domain.") and getattr(one, "name", "") == "decide")
-            ]
-            for node in ast.walk(tree):
-                if (
-                    isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-                    and ast.get_docstring(node) is not None
-                ):
-                    del node.body[0]
-            parts.append(ast.dump(tree))
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-    def _in(self, package: str) -> set[str]:
-        return {name for name in self._texts if name.rpartition(".")[0] == package}
-
-    def _digest(self, names: set[str]) -> str:
-        texts = [f"{name}\n".encode() + self._texts[name] for name in sorted(self._closure(names))]
-        return hashlib.sha256(b"".join(texts)).hexdigest()[:16]
-
-    def _closure(self, names: set[str]) -> set[str]:
-        """These modules and those that they import, of the service's own."""
-        found, left = set[str](), [*(names & self._texts.keys())]
-        while left:
-            if (name := left.pop()) not in found:
-                found.add(name)
-                left += self._texts.keys() & set(_imported(name, self._texts[name]))
-        return found
+def wait_until_serving(settings: Settings, epochs: Mapping[int, int] | None) -> None:
+    """Wait until the API is ready and, with the epochs of before, until handlers decide again and agents have read that they do."""
+    url = f"http://{settings.api_host}:{settings.api_port}/health/ready"
+    while settings.api_port and not _is_ready(url):
+        time.sleep(0.05)
+    while epochs is not None and any(
+        epoch <= epochs.get(partition, -1) for partition, epoch in epochs_now(settings).items()
+    ):
+        time.sleep(0.05)
 
 
-def _imported(module: str, text: bytes) -> Iterator[str]:
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            yield from (one.name for one in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            above = module.split(".")[: -node.level] if node.level else []
-            package = ".".join([*above, *filter(None, [node.module])])
-            yield package
-            yield from (f"{package}.{one.name}" for one in node.names)
+def epochs_now(settings: Settings) -> dict[int, int]:
+    """By partition, the epoch that agents have read: each start of a handler begins one."""
+    with session(settings, "samefold sync") as connection:
+        found = read_positions(connection, CORE, settings.events_topic)
+    return {partition: at.epoch for partition, at in found.readings.items()} if found else {}
 
 
-def _module(file: Path) -> str:
-    return ".".join(file.relative_to(ROOT).with_suffix("").parts)
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=1).is_success
+    except httpx.TransportError:
+        return False

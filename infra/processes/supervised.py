@@ -10,6 +10,7 @@ import runpy
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 
 
 def _end_with_parent() -> None:
@@ -20,13 +21,13 @@ def _end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def main() -> None:
+def run(module: str, arguments: Sequence[str]) -> None:
+    """Run a module as a program."""
     gc.set_threshold(200_000, 10, 10)  # imports make hundreds of thousands of objects, and no garbage
-    threading.Thread(target=_end_with_parent, daemon=True, name="parent-watch").start()
-    module = sys.argv[1]
-    sys.argv = sys.argv[1:]
+    sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
-    main()
+    threading.Thread(target=_end_with_parent, daemon=True, name="parent-watch").start()
+    run(sys.argv[1], sys.argv[2:])

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from infra.processes.locks import locked
+from infra.processes.warm import start_module
 from infra.settings import PREFIX
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,8 @@ class Child:
     failures: int = 0
     started_at: float = 0.0
     due_at: float = 0.0
+    is_held: bool = False
+    """Not to be started now."""
 
     @property
     def pid(self) -> int | None:
@@ -55,17 +58,24 @@ class Supervisor:
     log_dir: Path | None = None
     metrics_port: int | None = None
     """The first child's; each further one exposes its metrics on the next port. 0: each on a free port."""
+    is_warm: bool = False
+    """Whether children are forked from a process that has imported their libraries (`warm.py`)."""
     stopping: bool = False
     """Not a threading.Event: a signal handler that sets one while its own thread waits for it can deadlock."""
 
-    def run(self) -> None:
-        """Blocks until `stop` is called (from a signal handler or another thread), then ends every child."""
+    def run(self, beside: Iterator[None] | None = None) -> None:
+        """Blocks until `stop` is called (from a signal handler or another thread), then ends every child.
+
+        `beside` is asked for the next step of other work ten times a second; it may change the children.
+        """
         try:
             while not self.stopping:
                 self._look()
+                if beside is not None:
+                    next(beside)
                 time.sleep(LOOK_S)
         finally:
-            self._end()
+            self.end(self.children)
 
     def stop(self) -> None:
         self.stopping = True
@@ -75,7 +85,7 @@ class Supervisor:
         for child in self.children:
             process = child.process
             if process is None:
-                if now >= child.due_at:
+                if now >= child.due_at and not child.is_held:
                     try:
                         self._start(child)
                     except OSError as error:  # no memory, too many processes
@@ -94,27 +104,37 @@ class Supervisor:
     def _start(self, child: Child) -> None:
         port = self.metrics_port
         ports = {} if port is None else {f"{PREFIX}METRICS_PORT": str(port and port + self.children.index(child))}
+        environment = own_secrets(child.module, os.environ | self.environment) | ports
+        if self.is_warm:
+            child.process = start_module(child.module, child.arguments, environment)  # type: ignore[assignment]  # as good
+        else:
+            child.process = self._popen(child, environment)
+        child.starts += 1
+        child.started_at = time.monotonic()
+
+    def _popen(self, child: Child, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         with (self.log_dir / f"{child.name}.log").open("ab") if self.log_dir else nullcontext() as output:
             # a session of its own: Ctrl-C reaches this process only, which then ends the children in order
-            child.process = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, "-m", "infra.processes.supervised", child.module, *child.arguments],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env=own_secrets(child.module, os.environ | self.environment) | ports,
+                env=environment,
                 start_new_session=True,
             )
-        child.starts += 1
-        child.started_at = time.monotonic()
 
-    def _end(self) -> None:
-        """SIGTERM to all, SIGKILL to those still there after a grace period: dying is always safe here, only slower to recover."""
-        for child in self.children:
+    def end(self, children: Collection[Child]) -> None:
+        """SIGTERM to these, SIGKILL to those still there after a grace period: dying is always safe here, only slower to recover.
+
+        Unless they are held, they are started again.
+        """
+        for child in children:
             if child.pid:
                 child.process.send_signal(signal.SIGCONT)  # type: ignore[union-attr]  # a pid means a process
                 child.process.terminate()  # type: ignore[union-attr]
         deadline = time.monotonic() + GRACE_S
-        for child in self.children:
+        for child in children:
             if child.process is None:
                 continue
             try:

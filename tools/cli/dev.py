@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from infra.errors import SamefoldError
+from infra.processes import warm
 from infra.processes.interrupts import one_interrupt
 from infra.processes.locks import locked
 from infra.settings import Settings
@@ -43,30 +44,44 @@ def up() -> None:
 
 
 @app.command()
-def run() -> None:
+def run(
+    watch: Annotated[bool, typer.Option("--watch", help="Follow saved files: `samefold sync`, and a restart.")] = False,
+) -> None:
     """Start both, bring tables and topics up to date, and run all processes. One Ctrl-C stops all; the data stays."""
+    settings = Settings()
+    stack = development_stack(settings)
+    with _only_one(settings), one_interrupt():
+        if watch:
+            warm.prepare()
+        try:
+            stack.up()
+            settings = Settings()
+            url = f"http://{settings.api_host}:{settings.api_port}"
+            shown = f"{url}/docs. What it takes and shows: {url}/openapi.json" if settings.shows_docs else url
+            if settings.console:
+            typer.echo(f"The console: {url}/console")
+        typer.echo(f"The API: {shown}. Ctrl-C stops everything.")
+            _follow(settings) if watch else _run_all(settings)
+        finally:
+            stack.down()
+
+
+def _follow(settings: Settings) -> None:
+    from tools.dev import watch
+
+    watch.run(settings)
+
+
+def _run_all(settings: Settings) -> None:
     from infra.log.topics import ensure
     from policies.engine.activations import start_all
     from tools.cli.run import run_all
     from tools.migrations.migrate import upgrade
 
-    settings = Settings()
-    stack = development_stack(settings)
-    with _only_one(settings), one_interrupt():
-        try:
-            stack.up()
-            settings = Settings()
-            upgrade(settings)
-            ensure(settings)
-            start_all(settings)
-            url = f"http://{settings.api_host}:{settings.api_port}"
-            shown = f"{url}/docs. What it takes and shows: {url}/openapi.json" if settings.shows_docs else url
-            if settings.console:
-                typer.echo(f"The console: {url}/console")
-            typer.echo(f"The API: {shown}. Ctrl-C stops everything.")
-            run_all()
-        finally:
-            stack.down()
+    upgrade(settings)
+    ensure(settings)
+    start_all(settings)
+    run_all()
 
 
 def development_stack(settings: Settings) -> Stack:

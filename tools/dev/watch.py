@@ -1,0 +1,184 @@
+"""`samefold dev run --watch`: what runs follows the saved files.
+
+A saved file is imported in a process of its own, which brings tables and rows to the code (`tools/sync.py`). Then the processes
+that use the file start again. Where it has an error, that is shown, and what runs goes on.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import signal
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from infra.errors import SamefoldError
+from infra.observability import logs
+from infra.processes import supervisor
+from infra.processes.interrupts import ending_signals
+from infra.processes.supervisor import Child, Supervisor
+from infra.processes.warm import Warm
+from infra.settings import Settings
+from tools.saved import own_files
+
+if TYPE_CHECKING:
+    from tools.sync import Synced
+
+LATE_S = 1.0
+"""A file that is newer than it looks was moved here: it was saved when it was seen."""
+
+
+def run(settings: Settings) -> None:
+    """What `samefold run all` runs, until Ctrl-C. `warm.prepare` was called."""
+    logs.configure(settings.log_level, settings.log_format)
+    with supervisor.place(settings.group_prefix) as here:
+        supervised = Supervisor([], settings.secret_files(), metrics_port=settings.metrics_port, is_warm=True)
+        for number in ending_signals():
+            signal.signal(number, lambda *_: supervised.stop())
+        watch = Watch(supervised, here)
+        try:
+            supervised.run(watch.steps())
+        finally:
+            watch.end()
+
+
+class Watch:
+    """Follows the service's own files. A supervisor keeps its children running, and asks for the steps of this work beside it."""
+
+    def __init__(self, supervised: Supervisor, place: str) -> None:
+        self._supervised = supervised
+        self._place = place
+        self._running: dict[str, str] = {}
+        """By the module of a process, the digest of the code that it was started with."""
+        self._sync: Warm | None = None
+
+    def steps(self) -> Iterator[None]:
+        """For ever: look for saved files, and follow them."""
+        seen = dict[Path, tuple[int, ...]]()
+        while True:
+            found = _saved()
+            changed = [file for file in {**found, **seen} if found.get(file) != seen.get(file)]
+            yield
+            if not changed or found != _saved():  # an editor or `git checkout` has not written all
+                continue
+            for file in changed:
+                # Python compares sizes and whole seconds: a second save within a second may look the same to it
+                Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
+            now, saved_at = time.time(), max(found[file][0] / 1e9 if file in found else 0 for file in changed)
+            seen = found
+            yield from self._follow(saved_at if now - saved_at < LATE_S else now)
+            seen |= {file: what for file, what in _saved().items() if file.parent.name == "migrations"}  # its own
+
+    def end(self) -> None:
+        """End what is under way: the next start goes on with it."""
+        if self._sync is not None:
+            self._sync.terminate()
+            self._sync.wait()
+
+    def _follow(self, saved_at: float) -> Iterator[None]:
+        here, there = multiprocessing.Pipe()
+        saved, has_rows, is_done = _saved(), False, False
+        restarted = list[Child]()
+        self._sync = Warm(_synced, there)
+        there.close()
+        while True:
+            while not here.poll():
+                if is_done and _saved() != saved:
+                    return self.end()  # this code will not serve: newer code is there
+                yield
+            try:
+                kind, what = here.recv()
+            except EOFError:
+                kind, what = "failed", ("It has ended before it was done.", "Save a file again.")
+            match kind:
+                case "step":
+                    typer.echo(f"watch: {what}")
+                case "switch":
+                    has_rows = True
+                    self._hold([one for one in self._other_code(what) if one.module != "api"])  # which only reads
+                    here.send(None)
+                case "done":
+                    restarted, is_done = self._run(what), True
+                    here.send([one.module for one in restarted])
+                case "served":
+                    if restarted:
+                        names, rows = (
+                            ", ".join(one.name for one in restarted),
+                            "the new rows" if has_rows else "the new code",
+                        )
+                        typer.echo(
+                            f"watch: {time.time() - saved_at:.1f} s from the save to {rows} (started again: {names})"
+                        )
+                    return None
+                case _:
+                    message, hint = what
+                    typer.secho(f"watch: {message}", fg="red")
+                    typer.echo("\n".join([*(f"  → {hint}" for _ in hint[:1]), "watch: what runs goes on"]))
+                    for one in self._supervised.children:
+                        one.is_held = False
+                    return None
+
+    def _other_code(self, done: Synced) -> list[Child]:
+        """The children that run, with other code than this."""
+        running = [child for child in self._supervised.children if child.process]
+        return [child for child in running if self._running.get(child.module) != done.code.get(child.module)]
+
+    def _hold(self, children: list[Child]) -> None:
+        for child in children:
+            child.is_held = True
+        self._supervised.end(children)
+
+    def _run(self, done: Synced) -> list[Child]:
+        """Let exactly the processes run that this code needs, with this code; those that are started."""
+        needed = [
+            *supervisor.handlers(1, self._place),
+            *(child for agent in done.agents for child in supervisor.agents(1, self._place, agent)),
+            *(supervisor.policies(1, self._place) if "policies.engine.process" in done.code else ()),
+            *((supervisor.publisher(self._place),) if "policies.engine.publisher" in done.code else ()),
+            supervisor.api(self._place),
+        ]
+        names = {child.name for child in needed}
+        known = {child.name for child in self._supervised.children}
+        self._supervised.children = [*self._supervised.children, *(one for one in needed if one.name not in known)]
+        self._hold([*self._other_code(done), *(one for one in self._supervised.children if one.name not in names)])
+        started = [one for one in self._supervised.children if one.name in names and one.process is None]
+        for child in started:
+            child.is_held, child.failures, child.due_at = False, 0, 0.0
+        self._running = done.code
+        return started
+
+
+def _saved() -> dict[Path, tuple[int, ...]]:
+    """The service's own files, each with what a save changes."""
+    found = dict[Path, tuple[int, ...]]()
+    for file in own_files():
+        try:
+            at = file.stat()
+        except OSError:  # removed just now
+            continue
+        found[file] = at.st_mtime_ns, at.st_size, at.st_ino
+    return found
+
+
+def _synced(there: Connection) -> None:
+    """In a process of its own, which has imported nothing of the service yet."""
+    from tools import sync
+
+    def ask(kind: str, what: Any) -> Any:
+        there.send((kind, what))
+        return there.recv()
+
+    settings = Settings()
+    try:
+        done = sync.sync(settings, lambda step: there.send(("step", step)), lambda code: ask("switch", code))
+        epochs = sync.epochs_now(settings)
+        started = ask("done", done)
+        sync.wait_until_serving(settings, epochs if "commands.handler" in started else None)
+        there.send(("served", None))
+    except SamefoldError as error:
+        there.send(("failed", (f"{error.code}: {error.message}", error.hint)))

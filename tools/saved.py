@@ -1,0 +1,85 @@
+"""The service's own source files as they are saved, and digests of what uses them. Nothing of the service is imported."""
+
+import ast
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from infra.database.revisions import ROOT
+
+FOLDERS = ("domain", "projections", "projections/queries", "projections/migrations", "policies")
+
+
+def own_files() -> list[Path]:
+    """The service's own source files, of which an editor's temporary ones are none."""
+    found = [file for folder in FOLDERS for file in (ROOT / folder).glob("*.py")]
+    return sorted(
+        file for file in [*found, ROOT / "access.py"] if file.stem.isidentifier() or file.parent.name == "migrations"
+    )
+
+
+class Sources:
+    """The service's own modules as they were when this was made, before they are imported: an older digest only repeats work."""
+
+    def __init__(self) -> None:
+        self._texts = {_module(file): file.read_bytes() for file in own_files() if file.parent.name != "migrations"}
+
+    def processes(self, *, with_policies: bool, with_public: bool) -> dict[str, str]:
+        """By the module of each process that the service needs, a digest of the files that it uses."""
+        domain, views = self._in("domain"), self._in("projections")
+        policies = domain | self._in("policies")
+        return {
+            "commands.handler": self._digest(domain),
+            "projections.engine.live.agent": self._digest(domain | views),
+            **({"policies.engine.process": self._digest(policies)} if with_policies else {}),
+            **({"policies.engine.publisher": self._digest(policies)} if with_public else {}),
+            "api": self._digest(domain | views | self._in("projections.queries") | {"access"}),
+        }
+
+    def fold_of(self, module: str) -> str:
+        """A digest of what a view's or a context's module folds: it and what it imports, without docstrings and `decide`."""
+        parts = []
+        for name in sorted(self._closure({module})):
+            tree = ast.parse(self._texts[name])
+            tree.body = [
+                one for one in tree.body if not (name.startswith("domain.") and getattr(one, "name", "") == "decide")
+            ]
+            for node in ast.walk(tree):
+                if (
+                    isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+                    and ast.get_docstring(node) is not None
+                ):
+                    del node.body[0]
+            parts.append(ast.dump(tree))
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    def _in(self, package: str) -> set[str]:
+        return {name for name in self._texts if name.rpartition(".")[0] == package}
+
+    def _digest(self, names: set[str]) -> str:
+        texts = [f"{name}\n".encode() + self._texts[name] for name in sorted(self._closure(names))]
+        return hashlib.sha256(b"".join(texts)).hexdigest()[:16]
+
+    def _closure(self, names: set[str]) -> set[str]:
+        """These modules and those that they import, of the service's own."""
+        found, left = set[str](), [*(names & self._texts.keys())]
+        while left:
+            if (name := left.pop()) not in found:
+                found.add(name)
+                left += self._texts.keys() & set(_imported(name, self._texts[name]))
+        return found
+
+
+def _imported(module: str, text: bytes) -> Iterator[str]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (one.name for one in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = module.split(".")[: -node.level] if node.level else []
+            package = ".".join([*above, *filter(None, [node.module])])
+            yield package
+            yield from (f"{package}.{one.name}" for one in node.names)
+
+
+def _module(file: Path) -> str:
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts)
