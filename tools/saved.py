@@ -4,10 +4,18 @@ import ast
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from infra.database.revisions import ROOT
 
 FOLDERS = ("domain", "projections", "projections/queries", "projections/migrations", "policies")
+
+
+class Synced(NamedTuple):
+    """What the code needs to run: the agents that its views name, and by module of a process a digest of the files it uses."""
+
+    agents: list[str]
+    code: dict[str, str]
 
 
 def own_files() -> list[Path]:
@@ -71,7 +79,7 @@ class Sources:
 
 
 def _imported(module: str, text: bytes) -> Iterator[str]:
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(ast.parse(text, f"{module.replace('.', '/')}.py")):
         if isinstance(node, ast.Import):
             yield from (one.name for one in node.names)
         elif isinstance(node, ast.ImportFrom):

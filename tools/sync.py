@@ -10,7 +10,6 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import httpx
 
@@ -40,7 +39,7 @@ from tools import release_check
 from tools.golden_results import released_views
 from tools.migrations import migrate
 from tools.migrations.unreleased import remake, rewrite
-from tools.saved import Sources, own_files
+from tools.saved import Sources, Synced, own_files
 
 SYNCED = "synced.json"
 
@@ -49,13 +48,6 @@ Say = Callable[[str], None]
 
 class NotSynced(SamefoldError):
     """The code has an error, or does not keep to what was released. Nothing was changed."""
-
-
-class Synced(NamedTuple):
-    """What the code needs to run: the agents that its views name, and by module of a process a digest of the files it uses."""
-
-    agents: list[str]
-    code: dict[str, str]
 
 
 def sync(settings: Settings, say: Say, before_switch: Callable[[Synced], None]) -> Synced:
@@ -120,7 +112,7 @@ def _sync(settings: Settings, say: Say, before_switch: Callable[[Synced], None])
     if names or gone:
         switched = go_to(settings, names, views)
         for name, table in switched.tables.items():
-            say(f"{name} is folded anew into {table}, {rows.get(name, 0):,} rows")
+            say(f"{name} is folded into {table}, {rows.get(name, 0):,} rows")
         for name in switched.removed:
             say(f"{name} is gone")
     _write_synced(settings, folds)

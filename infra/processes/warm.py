@@ -19,7 +19,8 @@ from typing import Any
 from infra.processes.supervised import run
 
 LIBRARIES = """
-aiokafka alembic.autogenerate alembic.command confluent_kafka.admin cryptography.fernet fastapi fastapi_offline faust httpx mode msgspec
+aiokafka alembic.autogenerate alembic.command confluent_kafka.admin cryptography.fernet fastapi fastapi_offline faust httpx
+mode msgspec
 prometheus_client psutil psycopg psycopg_pool pydantic pydantic_settings rich.progress sqlalchemy.dialects.postgresql sqlglot
 standardwebhooks starlette.routing typer uvicorn
 """

@@ -4,8 +4,6 @@ A saved file is imported in a process of its own, which brings tables and rows t
 that use the file start again. Where it has an error, that is shown, and what runs goes on.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import multiprocessing
 import signal
@@ -13,7 +11,7 @@ import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -24,10 +22,7 @@ from infra.processes.interrupts import ending_signals
 from infra.processes.supervisor import Child, Supervisor
 from infra.processes.warm import Warm
 from infra.settings import Settings
-from tools.saved import own_files
-
-if TYPE_CHECKING:
-    from tools.sync import Synced
+from tools.saved import Synced, own_files
 
 LATE_S = 1.0
 """A file that is newer than it looks was moved here: it was saved when it was seen."""
