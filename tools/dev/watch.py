@@ -101,14 +101,13 @@ class Watch:
                     restarted, is_done = self._run(what), True
                     here.send([one.module for one in restarted])
                 case "served":
-                    if restarted:
-                        names, rows = (
-                            ", ".join(one.name for one in restarted),
-                            "the new rows" if has_rows else "the new code",
-                        )
-                        typer.echo(
-                            f"watch: {time.time() - saved_at:.1f} s from the save to {rows} (started again: {names})"
-                        )
+                    names = ", ".join(one.name for one in restarted)
+                    to = (
+                        f"to the new {'rows' if has_rows else 'code'} (started again: {names})"
+                        if names
+                        else "until nothing was to do"
+                    )
+                    typer.echo(f"watch: {time.time() - saved_at:.1f} s from the save {to}")
                     return None
                 case _:
                     message, hint = what

@@ -189,11 +189,11 @@ def test_what_runs_follows_each_saved_file(watched: Watched) -> None:
     watched.decides("accepted", "rooms/13", "add-room", name="thirteen")
 
     # a mistake: it is shown with its line, and what runs goes on
-    write(VIEW, "    letters: int", "    letters: in")
-    watched.tells(r"room_names\.py:\d+: .*'in'")
+    write(VIEW, "    letters: int", "    letters: it")
+    watched.tells(r"room_names\.py:\d+: .*'it'")
     watched.decides("accepted", "rooms/14", "add-room", name="fourteen")
     watched.shows("room_names", "14", letters=8)
-    write(VIEW, "    letters: in\n", "    letters: int\n")
+    write(VIEW, "    letters: it\n", "    letters: int\n")
 
     # a policy, which reacts from now on
     service.samefold("add", "policy", "copies", "--context", "rooms")
