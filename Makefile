@@ -24,8 +24,8 @@ help: ## this list
 
 setup: $(VENV)/.installed $(VENV)/kafka/.verified ## install everything into .venv (the first time takes minutes, then nothing)
 
-run: setup ## Kafka, PostgreSQL and all processes of the service on this machine; Ctrl-C stops all
-	@$(BIN)/samefold dev run
+run: setup ## Kafka, PostgreSQL and all processes of the service on this machine; they follow saved files; Ctrl-C stops all
+	@$(BIN)/samefold dev run --watch
 
 test: setup ## the quick tests, on real Kafka, PostgreSQL and Spark: minutes
 	@$(PYTEST) $(QUICK) -m "not slow and not prove" $(ARGS)

@@ -35,7 +35,7 @@ TYPES = {
     "CentsOrZero": "domain.language",
 }
 """Types of fields, and the modules that they are imported from."""
-RESTART = "Restart `make run` (Ctrl-C, then `make run`), or deploy: running processes have the old code."
+RESTART = "`make run` follows what you save. Processes that run elsewhere have the old code: restart or deploy."
 
 
 class AlreadyThere(SamefoldError):
@@ -222,8 +222,8 @@ class Parts:
             [
                 f"Edit {file}: its events, and the commands and webhooks that follow from them (docs/policies.md).",
                 RESTART,
-                f"Unless the service has never run: `samefold policies switch {name}`, after the restart. "
-                "The policy reacts to what happens from then on.",
+                f"It reacts to what happens from then on; elsewhere than under `make run`, from `samefold policies switch {name}` on, "
+                "unless the service has never run.",
             ],
         )
 
@@ -447,7 +447,6 @@ def _filled(skeleton: str, names: Names | None, words: Mapping[str, str]) -> str
 
 def _new_table(what: str, of: str = "Its table") -> list[str]:
     return [
-        f'{of}: `samefold db revision -m "{what}"`, then `samefold db upgrade`.',
-        RESTART,
-        "Unless it has never run: `samefold rebuild`, after the restart.",
+        f"{of}: `make run` makes it and folds the log into it, and so does `samefold sync` where nothing runs.",
+        f'Elsewhere: `samefold db revision -m "{what}"`, `samefold db upgrade`, the new processes, `samefold rebuild`.',
     ]

@@ -32,6 +32,8 @@ class Author:
 
     restarts = True
     """What a page changes in the code runs at once."""
+    watches = False
+    """What runs follows saved files, as with `make run`."""
 
     def __init__(self, service: Tree, folder: Path) -> None:
         self.service = service
@@ -64,8 +66,6 @@ class Author:
         words = shlex.split(line)
         if words == ["samefold", "dev", "run"]:
             self.restart()
-        elif words == ["make", "run"]:
-            self.restart("live")  # it is ready when what the page types next has made its views live
         elif words == ["make", "check"]:
             self.service.check("-m", "not integration")
         elif words[0] == "source":
@@ -103,12 +103,11 @@ class Author:
     def require(self, shown: str, expected: str) -> None:
         assert not expected or matches(shown, expected), f"{shown}\n{expected}"
 
-    def restart(self, until_it_is: Literal["live", "ready"] = "ready") -> None:
-        """One Ctrl-C in the other terminal, if it runs there, and `samefold dev run` again, until it is live or ready."""
+    def restart(self) -> None:
+        """One Ctrl-C in the other terminal, if it runs there, and `samefold dev run` again, until it is ready."""
         self.stop()
-        self.running = self._begin(["dev", "run"], self.log, "ab")
-        health = f"http://127.0.0.1:{self.port}/health/{until_it_is}"
-        until(lambda: is_fine(health), f"the service is {until_it_is}")
+        self.running = self._begin(["dev", "run", *(["--watch"] if self.watches else [])], self.log, "ab")
+        until(lambda: is_fine(f"http://127.0.0.1:{self.port}/health/ready"), "the service is ready")
 
     def stop(self) -> None:
         if self.running is not None:

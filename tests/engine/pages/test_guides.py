@@ -64,7 +64,8 @@ def test_the_page_on_a_service_of_ones_own_from_the_first_line_to_the_last(
     [made] = re.findall(r"^\$ \.venv/bin/samefold new \.\./library (.*)$", making, re.MULTILINE)
     source.samefold("new", str(tmp_path / "library"), *made.split())
     with at_work(Tree(tmp_path / "library", home), data) as author:  # noqa: F811
+        author.watches = True
         author.restart()
-        author.restarts = False  # the page says when
+        author.restarts = False  # what runs follows
         for language, block in then:
             author.walk(language, block.replace(":8000", f":{author.port}"))
