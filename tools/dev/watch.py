@@ -51,6 +51,8 @@ class Watch:
         self._running: dict[str, str] = {}
         """By the module of a process, the digest of the code that it was started with."""
         self._sync: Warm | None = None
+        self._started = dict[str, None]()
+        """The names of what was started again and has not been told."""
 
     def steps(self) -> Iterator[None]:
         """For ever: look for saved files, and follow them."""
@@ -78,7 +80,6 @@ class Watch:
     def _follow(self, saved_at: float) -> Iterator[None]:
         here, there = multiprocessing.Pipe()
         saved, has_rows, is_done = _saved(), False, False
-        restarted = list[Child]()
         self._sync = Warm(_synced, there)
         there.close()
         while True:
@@ -98,15 +99,13 @@ class Watch:
                     self._hold([one for one in self._other_code(what) if one.module != "api"])  # which only reads
                     here.send(None)
                 case "done":
-                    restarted, is_done = self._run(what), True
-                    here.send([one.module for one in restarted])
+                    started, is_done = self._run(what), True
+                    self._started |= dict.fromkeys(one.name for one in started)
+                    here.send([one.module for one in started])
                 case "served":
-                    names = ", ".join(one.name for one in restarted)
-                    to = (
-                        f"to the new {'rows' if has_rows else 'code'} (started again: {names})"
-                        if names
-                        else "until nothing was to do"
-                    )
+                    names, self._started = ", ".join(self._started), {}
+                    to = f"to the new {'rows' if has_rows else 'code'} (started again: {names})"
+                    to = to if names or has_rows else "until nothing was to do"
                     typer.echo(f"watch: {time.time() - saved_at:.1f} s from the save {to}")
                     return None
                 case _:

@@ -222,8 +222,8 @@ class Parts:
             [
                 f"Edit {file}: its events, and the commands and webhooks that follow from them (docs/policies.md).",
                 RESTART,
-                f"It reacts to what happens from then on; elsewhere than under `make run`, from `samefold policies switch {name}` on, "
-                "unless the service has never run.",
+                f"It reacts to what happens from then on. Elsewhere: from `samefold policies switch {name}` on, unless the service "
+                "has never run.",
             ],
         )
 

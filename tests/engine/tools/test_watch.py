@@ -202,7 +202,7 @@ def test_what_runs_follows_each_saved_file(watched: Watched) -> None:
     watched.shows("room_names", "example-copy", name="example")
 
     # a query
-    service.samefold("add", "query", "many_rooms", "--view", "room_names")
+    service.samefold("add", "query", "many_rooms")
     until(lambda: "/queries/many_rooms" in watched.paths(), "there is the query")
 
     # a context
