@@ -18,19 +18,20 @@ class Synced(NamedTuple):
     code: dict[str, str]
 
 
-def own_files() -> list[Path]:
+def own_files(root: Path = ROOT) -> list[Path]:
     """The service's own source files, of which an editor's temporary ones are none."""
-    found = [file for folder in FOLDERS for file in (ROOT / folder).glob("*.py")]
-    return sorted(
-        file for file in [*found, ROOT / "access.py"] if file.stem.isidentifier() or file.parent.name == "migrations"
-    )
+    found = [*root.glob("access.py"), *(file for folder in FOLDERS for file in (root / folder).glob("*.py"))]
+    return sorted(file for file in found if file.stem.isidentifier() or file.parent.name == "migrations")
 
 
 class Sources:
     """The service's own modules as they were when this was made, before they are imported: an older digest only repeats work."""
 
-    def __init__(self) -> None:
-        self._texts = {_module(file): file.read_bytes() for file in own_files() if file.parent.name != "migrations"}
+    def __init__(self, root: Path = ROOT) -> None:
+        files = {file.relative_to(root).with_suffix(""): file for file in own_files(root)}
+        self._texts = {
+            ".".join(name.parts): file.read_bytes() for name, file in files.items() if name.parent.name != "migrations"
+        }
 
     def processes(self, *, with_policies: bool, with_public: bool) -> dict[str, str]:
         """By the module of each process that the service needs, a digest of the files that it uses."""
@@ -87,7 +88,3 @@ def _imported(module: str, text: bytes) -> Iterator[str]:
             package = ".".join([*above, *filter(None, [node.module])])
             yield package
             yield from (f"{package}.{one.name}" for one in node.names)
-
-
-def _module(file: Path) -> str:
-    return ".".join(file.relative_to(ROOT).with_suffix("").parts)

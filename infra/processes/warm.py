@@ -26,50 +26,38 @@ standardwebhooks starlette.routing typer uvicorn
 """
 """What takes long to import. One that is not installed is left out."""
 
-_context = multiprocessing.get_context("forkserver")
-
 
 def prepare() -> None:
     """Start the process that the others are forked from; it imports the libraries meanwhile."""
-    _context.set_forkserver_preload(LIBRARIES.split())
-    _context.Process(target=int).start()
+    multiprocessing.get_context("forkserver").set_forkserver_preload(LIBRARIES.split())
+    Warm(int)
 
 
-class Warm:
-    """Such a process, with the interface of `subprocess.Popen` that a supervisor needs. It ends with this process."""
+class Warm(ForkServerProcess):
+    """Such a process, started, which a supervisor handles like a `subprocess.Popen`. It ends with this process."""
 
     stdin = None
 
     def __init__(self, work: Callable[..., object], *arguments: Any) -> None:
-        self._process: ForkServerProcess = _context.Process(target=_begin, args=(work, *arguments))
-        self._process.start()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid or 0
+        super().__init__(target=_begin, args=(work, *arguments))
+        self.start()
 
     @property
     def returncode(self) -> int | None:
-        return self._process.exitcode
+        return self.exitcode
 
     def poll(self) -> int | None:
-        return self.returncode
+        return self.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        self._process.join(timeout)
-        if self.returncode is None:
-            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
-        return self.returncode
+        self.join(timeout)
+        if self.exitcode is None:
+            raise subprocess.TimeoutExpired(self.name, timeout or 0)
+        return self.exitcode
 
     def send_signal(self, number: int) -> None:
-        if self.returncode is None:
-            os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
+        if self.exitcode is None:
+            os.kill(self.pid or 0, number)
 
 
 def start_module(module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> Warm:

@@ -24,9 +24,6 @@ from infra.processes.warm import Warm
 from infra.settings import Settings
 from tools.saved import Synced, own_files
 
-LATE_S = 1.0
-"""A file that is newer than it looks was moved here: it was saved when it was seen."""
-
 
 def run(settings: Settings) -> None:
     """What `samefold run all` runs, until Ctrl-C. `warm.prepare` was called."""
@@ -56,9 +53,9 @@ class Watch:
 
     def steps(self) -> Iterator[None]:
         """For ever: look for saved files, and follow them."""
-        seen = dict[Path, tuple[int, ...]]()
+        seen, looked_at = dict[Path, tuple[int, ...]](), time.time()
         while True:
-            found = _saved()
+            found, now = _saved(), time.time()
             changed = [file for file in {**found, **seen} if found.get(file) != seen.get(file)]
             yield
             if not changed or found != _saved():  # an editor or `git checkout` has not written all
@@ -66,9 +63,10 @@ class Watch:
             for file in changed:
                 # Python compares sizes and whole seconds: a second save within a second may look the same to it
                 Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
-            now, saved_at = time.time(), max(found[file][0] / 1e9 if file in found else 0 for file in changed)
-            seen = found
-            yield from self._follow(saved_at if now - saved_at < LATE_S else now)
+            saved_at = max(found[file][0] / 1e9 if file in found else 0 for file in changed)
+            began_at = saved_at if saved_at > looked_at else now  # a file that was moved here has an older time
+            moment, seen, looked_at = f"the {'save' if seen else 'start'}", found, now
+            yield from self._follow(moment, began_at)
             seen |= {file: what for file, what in _saved().items() if file.parent.name == "migrations"}  # its own
 
     def end(self) -> None:
@@ -77,7 +75,7 @@ class Watch:
             self._sync.terminate()
             self._sync.wait()
 
-    def _follow(self, saved_at: float) -> Iterator[None]:
+    def _follow(self, moment: str, began_at: float) -> Iterator[None]:
         here, there = multiprocessing.Pipe()
         saved, has_rows, is_done = _saved(), False, False
         self._sync = Warm(_synced, there)
@@ -106,7 +104,7 @@ class Watch:
                     names, self._started = ", ".join(self._started), {}
                     to = f"to the new {'rows' if has_rows else 'code'} (started again: {names})"
                     to = to if names or has_rows else "until nothing was to do"
-                    typer.echo(f"watch: {time.time() - saved_at:.1f} s from the save {to}")
+                    typer.echo(f"watch: {time.time() - began_at:.1f} s from {moment} {to}")
                     return None
                 case _:
                     message, hint = what
@@ -135,11 +133,11 @@ class Watch:
             *((supervisor.publisher(self._place),) if "policies.engine.publisher" in done.code else ()),
             supervisor.api(self._place),
         ]
-        names = {child.name for child in needed}
-        known = {child.name for child in self._supervised.children}
-        self._supervised.children = [*self._supervised.children, *(one for one in needed if one.name not in known)]
-        self._hold([*self._other_code(done), *(one for one in self._supervised.children if one.name not in names)])
-        started = [one for one in self._supervised.children if one.name in names and one.process is None]
+        known = {child.name: child for child in self._supervised.children}
+        gone = known.keys() - {child.name for child in needed}
+        self._hold([*self._other_code(done), *(known[name] for name in gone)])
+        self._supervised.children = [known.get(child.name, child) for child in needed]
+        started = [child for child in self._supervised.children if child.process is None]
         for child in started:
             child.is_held, child.failures, child.due_at = False, 0, 0.0
         self._running = done.code

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -43,6 +43,61 @@ def test_a_killed_process_is_started_again_and_all_end_with_the_supervisor(tmp_p
         pids = [one.pid, other.pid]
         assert other.pid == untouched
     assert not any(psutil.pid_exists(pid) for pid in pids if pid)
+
+
+def test_children_that_are_forked_are_started_again_and_end_with_the_supervisor_or_when_it_is_killed() -> None:
+    child = Child("one", *SERVES)
+    running = Supervisor([child], is_warm=True)
+    with beside(running.run, running.stop):
+        until(lambda: child.pid is not None, "it runs")
+        first = child.pid
+        assert first
+        psutil.Process(first).kill()
+        until(lambda: child.starts == 2 and child.pid is not None, "it is started again")
+        pid = child.pid
+    assert not psutil.pid_exists(pid or 0)
+
+    program = (
+        "from infra.processes.supervisor import Child, Supervisor\n"
+        f"if __name__ == '__main__': Supervisor([Child('one', *{SERVES!r})], is_warm=True).run()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program]) as parent:
+        try:
+            until(lambda: len(psutil.Process(parent.pid).children(recursive=True)) >= 3, "the child runs")
+            children = psutil.Process(parent.pid).children(recursive=True)
+        finally:
+            parent.kill()
+    until(lambda: not any(map(runs, children)), "all have ended")
+
+
+def runs(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def test_other_work_beside_a_supervisor_ends_children_and_holds_them(tmp_path: Path) -> None:
+    child = Child("one", *SERVES)
+    running = Supervisor([child], log_dir=tmp_path)
+    seen = list[bool]()
+
+    def work() -> Iterator[None]:
+        while child.pid is None:
+            yield
+        child.is_held = True
+        running.end([child])
+        for _ in range(3):
+            seen.append(child.pid is None)
+            yield
+        child.is_held = False
+        while child.pid is None:
+            yield
+        running.stop()
+        yield
+
+    running.run(work())
+    assert seen == [True] * 3
+    assert child.starts == 2
 
 
 def test_a_process_that_keeps_ending_is_started_less_and_less_often(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from tools.testing.waiting import DEADLINE_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.xdist_group("services")]
 
+SERVED = "s from the save"
 VIEW = "projections/room_names.py"
 CONTEXT = "domain/rooms.py"
 EVOLVED = "case RoomAdded(name=name):\n            return replace(state, added=True, name=name)"
@@ -184,9 +185,12 @@ def test_what_runs_follows_each_saved_file(watched: Watched) -> None:
     service.samefold("add", "event", "RoomLocked")
     service.samefold("add", "command", "LockRoom", "--event", "RoomLocked")
     until(lambda: "/lock-room" in watched.paths(), "there is the command")
+    served = watched.told().count(SERVED)
     (service.folder / CONTEXT).write_text(before)
     until(lambda: watched.paths() and "/lock-room" not in watched.paths(), "it is gone")
     watched.decides("accepted", "rooms/13", "add-room", name="thirteen")
+
+    until(lambda: watched.told().count(SERVED) > served, "what runs has started again")
 
     # a mistake: it is shown with its line, and what runs goes on
     write(VIEW, "    letters: int", "    letters: it")
