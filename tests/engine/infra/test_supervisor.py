@@ -5,6 +5,7 @@ Processes are started again when they end, less and less often when they keep en
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -45,29 +46,26 @@ def test_a_killed_process_is_started_again_and_all_end_with_the_supervisor(tmp_p
     assert not any(psutil.pid_exists(pid) for pid in pids if pid)
 
 
-def test_children_that_are_forked_are_started_again_and_end_with_the_supervisor_or_when_it_is_killed() -> None:
-    child = Child("one", *SERVES)
-    running = Supervisor([child], is_warm=True)
-    with beside(running.run, running.stop):
-        until(lambda: child.pid is not None, "it runs")
-        first = child.pid
-        assert first
-        psutil.Process(first).kill()
-        until(lambda: child.starts == 2 and child.pid is not None, "it is started again")
-        pid = child.pid
-    assert not psutil.pid_exists(pid or 0)
-
+def test_children_that_are_forked_are_started_again_and_end_when_their_supervisor_is_killed(tmp_path: Path) -> None:
     program = (
         "from infra.processes.supervisor import Child, Supervisor\n"
         f"if __name__ == '__main__': Supervisor([Child('one', *{SERVES!r})], is_warm=True).run()\n"
     )
-    with subprocess.Popen([sys.executable, "-c", program]) as parent:
+
+    def children() -> list[psutil.Process]:
+        """The process that they are forked from, one that tidies up, and the child."""
+        return psutil.Process(parent.pid).children(recursive=True)
+
+    with subprocess.Popen([sys.executable, "-c", program], env=os.environ | {"TMPDIR": str(tmp_path)}) as parent:
         try:
-            until(lambda: len(psutil.Process(parent.pid).children(recursive=True)) >= 3, "the child runs")
-            children = psutil.Process(parent.pid).children(recursive=True)
+            until(lambda: len(children()) == 3, "the child runs")
+            [child] = [one for one in children() if one.ppid() != parent.pid]
+            child.kill()
+            until(lambda: len(children()) == 3 and child not in children(), "it is started again")
+            left = children()
         finally:
             parent.kill()
-    until(lambda: not any(map(runs, children)), "all have ended")
+    until(lambda: not any(map(runs, left)), "all have ended")
 
 
 def runs(process: psutil.Process) -> bool:

@@ -28,11 +28,13 @@ from infra.settings import Settings
 from policies.engine import posts
 from policies.engine.operate import Which, retry
 from projections.engine.views import core_views as system
+from projections.engine.views.indexes import Part
 from projections.engine.views.view import View
 from proofs.one_fold.values import COLUMNS
 from tests.engine.projections.viewkit import PURSES, view
 from tools.migrations import migrate
 from tools.migrations.migrate import SchemaDrift, ViewChangedShape
+from tools.migrations.unreleased import remake, rewrite
 from tools.testing.fixtures import ROOT, Samefold
 from tools.testing.waiting import DEADLINE_S
 
@@ -135,6 +137,38 @@ def test_a_new_view_is_a_migration_that_makes_its_table(
     migrate.check(world)
     assert migrate.revise(world, "nothing") is None
     assert list(scripts.glob("*nothing*")) == []
+
+
+def test_the_migration_of_an_unreleased_version_is_rewritten_and_its_table_made_anew(
+    world: Settings, scripts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_released(name: str, _version: int) -> bool:
+        return name != "purses"
+
+    before = system.all_views()
+    declare(monkeypatch, view(PURSES))
+    written = migrate.revise_without_database("purses")
+    assert written is not None
+    assert rewrite(system.all_views(), is_released) == []
+    migrate.upgrade(world)
+
+    changed = view(PURSES.replace("note: str\n", "note: str\n        more: int | None\n"))
+    declare(monkeypatch, replace(changed, indexes=((Part(changed.columns[1]), Part(changed.columns[0])),)))
+    assert rewrite(system.all_views(), lambda *_: True) == []
+    assert rewrite(system.all_views(), is_released) == [written]
+    assert rewrite(system.all_views(), is_released) == []
+    assert migrate.revise_without_database("nothing") is None
+    with pytest.raises(ViewChangedShape):
+        migrate.check(world)
+    with connect(world, "test") as db:
+        remake(db, [system.all_views()["purses"]])
+    migrate.check(world)
+
+    monkeypatch.setattr(system, "all_views", lambda: before)
+    assert rewrite(before, lambda *_: True) == []
+    assert rewrite(before, is_released) == [written]
+    assert "op." not in written.read_text()
+    migrate.upgrade(world)
 
 
 def test_a_column_of_each_type_is_migrated_and_found_as_it_was_declared(
