@@ -17,6 +17,7 @@ from infra.database.revisions import VIEWS
 from infra.database.roles import settle
 from projections.engine.rebuild.builds import LEFT, builds_of, comment_on
 from projections.engine.views.indexes import digest_in, index_name
+from projections.engine.views.sql_views import is_in_sql_view, replace_sql_view
 from projections.engine.views.tables import table_of, to_add_indexes, to_make
 from projections.engine.views.view import View
 from tools.migrations.indexes import planned_indexes
@@ -112,14 +113,19 @@ def remake(connection: Connection, views: Iterable[View]) -> None:
     """Make the tables of these versions anew, as migrations make them now, that still have another shape and that nobody uses."""
     used = {build.table for build in builds_of(connection) if build.state not in LEFT}
     for view in views:
-        name = sql.Identifier(view.table_name)
+        table = view.table_name
         found = connection.execute(
-            "select obj_description(to_regclass(quote_ident(%s)), 'pg_class')", (view.table_name,)
+            "select obj_description(to_regclass(quote_ident(%s)), 'pg_class')", (table,)
         ).fetchone()
-        if view.table_name not in used and found not in (None, (None,), (view.comment,)):
-            with connection.transaction():
-                connection.execute(sql.SQL("drop table {}").format(name))
-                for statement in (*to_make(view, view.table_name), *to_add_indexes(view, view.table_name).values()):
-                    connection.execute(statement)
-                comment_on(connection, view.table_name, view.comment)
-                settle(connection, view.table_name)
+        if table in used or found in (None, (None,), (view.comment,)):
+            continue
+        with connection.transaction():
+            if is_shown := is_in_sql_view(connection, view.name, table, is_right=False):
+                replace_sql_view(connection, view.name, without=table)
+            connection.execute(sql.SQL("drop table {}").format(sql.Identifier(table)))
+            for statement in (*to_make(view, table), *to_add_indexes(view, table).values()):
+                connection.execute(statement)
+            comment_on(connection, table, view.comment)
+            settle(connection, table)
+            if is_shown:
+                replace_sql_view(connection, view.name, first=table)
