@@ -8,7 +8,7 @@ import importlib.util
 import multiprocessing
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -77,12 +77,12 @@ class Watch:
 
     def _follow(self, moment: str, began_at: float) -> Iterator[None]:
         here, there = multiprocessing.Pipe()
-        saved, has_rows, is_done = _saved(), False, False
+        saved, has_rows, is_done = _code(_saved()), False, False
         self._sync = Warm(_synced, there)
         there.close()
         while True:
             while not here.poll():
-                if is_done and _saved() != saved:
+                if is_done and _code(_saved()) != saved:
                     return self.end()  # this code will not serve: newer code is there
                 yield
             try:
@@ -154,6 +154,11 @@ def _saved() -> dict[Path, tuple[int, ...]]:
             continue
         found[file] = at.st_mtime_ns, at.st_size, at.st_ino
     return found
+
+
+def _code(saved: Mapping[Path, tuple[int, ...]]) -> dict[Path, tuple[int, ...]]:
+    """Without the migrations, which following a save may write itself."""
+    return {file: what for file, what in saved.items() if file.parent.name != "migrations"}
 
 
 def _synced(there: Connection) -> None:
