@@ -59,8 +59,8 @@ def run(
             url = f"http://{settings.api_host}:{settings.api_port}"
             shown = f"{url}/docs. What it takes and shows: {url}/openapi.json" if settings.shows_docs else url
             if settings.console:
-            typer.echo(f"The console: {url}/console")
-        typer.echo(f"The API: {shown}. Ctrl-C stops everything.")
+                typer.echo(f"The console: {url}/console")
+            typer.echo(f"The API: {shown}. Ctrl-C stops everything.")
             _follow(settings) if watch else _run_all(settings)
         finally:
             stack.down()
