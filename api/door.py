@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from fastapi import Request
-from starlette.responses import RedirectResponse
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.problems import Problem, kind, kind_of, problem_of
@@ -75,8 +75,7 @@ class Door:
             await self.app(scope, receive, send)  # which answers its own problems
         except Problem as problem:
             signs_in = problem.kind is NOT_AUTHENTICATED and _is_console(scope["path"])
-            response = RedirectResponse(f"{CONSOLE}/sign-in", 303) if signs_in else problem.response()
-            await response(scope, receive, send)
+            await (_to_sign_in(scope) if signs_in else problem.response())(scope, receive, send)
 
     def _is_open(self, path: str) -> bool:
         return path in OPEN or (self._shows_docs and DOCS(path) is not None) or _SIGNS_IN(path) is not None
@@ -108,6 +107,14 @@ def valid_for_s(request: Request) -> float | None:
 
 def _is_console(path: str) -> bool:
     return path == CONSOLE or path.startswith(f"{CONSOLE}/")
+
+
+def _to_sign_in(scope: Scope) -> Response:
+    """From a page, or from a part of one that loads itself again."""
+    place = f"{CONSOLE}/sign-in"
+    if (b"hx-request", b"true") in scope["headers"]:
+        return Response(headers={"HX-Redirect": place})
+    return RedirectResponse(place, 303)
 
 
 def _cookie(headers: Iterable[tuple[bytes, bytes]]) -> str | None:

@@ -49,7 +49,7 @@ def is_loopback(host: str) -> bool:
 
 
 def expiries(settings: Settings, brokers: Iterable[tuple[str, int]]) -> dict[str, float]:
-    """When the first certificate expires of those that the brokers and PostgreSQL show, and of each file of authorities.
+    """When the first certificate expires of those that the brokers and PostgreSQL show, and the last of each file of authorities.
 
     In seconds since the epoch. What is not there, or can't be reached or read, is left out.
     """
@@ -70,7 +70,9 @@ def expiries(settings: Settings, brokers: Iterable[tuple[str, int]]) -> dict[str
     for of, file in authorities.items():
         with suppress(OSError, ValueError):  # "system" is no file
             found[f"{of}-authorities"] = x509.load_pem_x509_certificates(Path(str(file)).read_bytes())
-    return {of: min(one.not_valid_after_utc.timestamp() for one in ones) for of, ones in found.items() if ones}
+    # of a bundle of authorities some have always expired: it is of no use once all have
+    first = {of: max if of.endswith("-authorities") else min for of in found}
+    return {of: first[of](one.not_valid_after_utc.timestamp() for one in ones) for of, ones in found.items() if ones}
 
 
 def _shown(host: str, port: int, greeting: bytes = b"") -> "Certificate | None":

@@ -306,7 +306,7 @@ async def ask(request: Request) -> Response:
     state = await _state(request, action, given)
     facts = state.facts
     if state.event:
-        reading = asyncio.to_thread(_event, services_of(request).settings, *state.event)
+        reading = site.console_of(request).of_kafka(partial(_event, services_of(request).settings, *state.event))
         with suppress(TimeoutError, SamefoldError, KafkaException):  # the log is silent: the page does without
             facts["event"] = await asyncio.wait_for(reading, LOG_S)
     return site.page(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -126,7 +127,8 @@ class Processes:
             consumer = range_consumer(self._settings)
             try:
                 for partition, epoch in wanted:
-                    self._epochs[partition, epoch] = self._opening(partition, epoch, consumer)
+                    with suppress(SamefoldError, KafkaException):  # trimmed, or Kafka is away: the page does without
+                        self._epochs[partition, epoch] = self._opening(partition, epoch, consumer)
             finally:
                 consumer.close()
         found = {partition: self._epochs.get((partition, epoch)) for partition, epoch in current.items()}
@@ -134,13 +136,10 @@ class Processes:
 
     def _opening(self, partition: int, offset: int, consumer: Consumer) -> Epoch | None:
         topic = self._settings.events_topic
-        try:
-            for records in read_range(self._settings, topic, partition, offset, offset + 1, consumer=consumer):
-                for record in records:
-                    if isinstance(opening := decode_event(record), Opening):
-                        return Epoch(opening.writer, time_of(record.time_ms), opening.why or "")
-        except (SamefoldError, KafkaException):  # trimmed, or Kafka is away: the page does without
-            pass
+        for records in read_range(self._settings, topic, partition, offset, offset + 1, consumer=consumer):
+            for record in records:
+                if isinstance(opening := decode_event(record), Opening):
+                    return Epoch(opening.writer, time_of(record.time_ms), opening.why or "")
         return None
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaException
@@ -14,7 +16,8 @@ from starlette.responses import Response
 
 from api.console import site
 from api.console.now import COMMITS, Curves, Epoch, Group, Processes, line, since
-from api.console.site import url
+from api.console.site import Console, url
+from api.health import Readiness
 from api.services import Services, services_of
 from infra.database.connect import Connection
 from infra.errors import SamefoldError
@@ -25,6 +28,8 @@ from projections.engine.views.core_views import all_views
 from projections.engine.views.view import CORE, POLICY
 
 STALL_S = 30.0
+QUIET_S = 3.0
+"""An agent that has been behind for no longer does its work."""
 KAFKA_S = 2.5
 """For the brokers' answers; then the page shows what was known before."""
 MANY = 1_000
@@ -47,52 +52,49 @@ class Overview:
         self.services = services
         self.curves = curves
         self._processes = Processes(services.settings)
-        self._asking: asyncio.Future[tuple[list[Group], dict[int, Epoch]]] | None = None
-        self._known: tuple[list[Group], dict[int, Epoch]] = [], {}
+        self._asking: asyncio.Future[None] | None = None
+        self.groups: list[Group] | None = None
+        """None until Kafka has told them."""
+        self.epochs: dict[int, Epoch] = {}
         self.kafka_error: SamefoldError | None = None
 
-    async def processes(self, epochs: Mapping[int, int]) -> tuple[list[Group], dict[int, Epoch]]:
-        """The groups, and the writers of the partitions; as they were known before where Kafka is silent."""
+    async def ask(self, console: Console, epochs: Mapping[int, int]) -> None:
+        """Ask Kafka for the groups and the log for the partitions' writers; what was known stays where they are silent."""
         if self._asking is None or self._asking.done():
             agents = [*{view.agent for view in all_views().values()}, *map(agent_of, discover())]
-            work = asyncio.to_thread(self._ask, agents, dict(epochs))
-            self._asking = asyncio.ensure_future(work)
+            self._asking = console.of_kafka(partial(self._ask, agents, dict(epochs)))
         with suppress(TimeoutError):
-            self._known = await asyncio.wait_for(asyncio.shield(self._asking), KAFKA_S)
-        return self._known
+            await asyncio.wait_for(asyncio.shield(self._asking), KAFKA_S)
 
-    def _ask(self, agents: list[str], epochs: dict[int, int]) -> tuple[list[Group], dict[int, Epoch]]:
+    def _ask(self, agents: list[str], epochs: dict[int, int]) -> None:
         try:
-            found = self._processes.groups(agents), self._processes.epochs(epochs)
+            self.groups = self._processes.groups(agents)
+            self.epochs = self._processes.epochs(epochs)
         except SamefoldError as error:
             self.kafka_error = error.with_traceback(None)
         except KafkaException as error:
             self.kafka_error = SamefoldError(f"Kafka: {error.args[0].str()}")
         else:
             self.kafka_error = None
-            return found
-        return self._known
 
 
 async def overview(request: Request) -> Response:
     remembered: Overview = request.app.state.overview
     services = services_of(request)
     settings = services.settings
-    found = await site.console_of(request).ask(lambda connection: _counted(connection, settings))
+    console = site.console_of(request)
+    found = await console.ask(lambda connection: _counted(connection, settings))
     counted = found.found or {"epochs": {}, "counts": {}}
-    groups, epochs = await remembered.processes(counted["epochs"])
+    await remembered.ask(console, counted["epochs"])
+    groups, epochs = remembered.groups or [], remembered.epochs
     seen, curves, lags = services.stores.seen, remembered.curves.values, remembered.curves.lags
     agents = sorted(seen.positions) if seen else []
     partitions = sorted(seen.ends) if seen else []
     waiting = {at: lag.records for (who, at), lag in lags.items() if who == "handlers"}
-    writers = {
-        at: member.name
-        for group in groups
-        if group.role == "handlers"
-        for member in group.members
-        for at in member.partitions
-    }
-    wrong = list(_wrong(services, counted["counts"], lags, groups, remembered.kafka_error, partitions))
+    owned = {at for group in groups if group.role == "handlers" for one in group.members for at in one.partitions}
+    if seen:
+        counted["counts"]["parked"] = sum(streams for _, streams, _ in seen.views)
+    wrong = list(_wrong(request, counted["counts"], owned))
     values: dict[str, Any] = {
         "wrong": wrong,
         "database": found.error,
@@ -102,6 +104,7 @@ async def overview(request: Request) -> Response:
         "counts": counted["counts"],
         "many": MANY,
         "groups": groups,
+        "at": datetime.now(UTC),
         "agents": [
             {
                 "name": agent,
@@ -115,7 +118,7 @@ async def overview(request: Request) -> Response:
         "partitions": [
             {
                 "number": at,
-                "owner": writers.get(at),
+                "is_owned": remembered.groups is None or at in owned,
                 "epoch": epochs.get(at),
                 "offset": counted["epochs"].get(at),
                 "end": seen.ends[at] if seen else None,
@@ -130,28 +133,24 @@ async def overview(request: Request) -> Response:
     return site.page(request, template, **values)
 
 
-def _wrong(
-    services: Services,
-    counts: Mapping[str, int],
-    lags: Mapping[tuple[str, int], Any],
-    groups: list[Group],
-    kafka_error: SamefoldError | None,
-    partitions: list[int],
-) -> Iterator[Wrong]:
-    for error in services.stores.failures.values():
+def _wrong(request: Request, counts: Mapping[str, int], owned: Collection[int]) -> Iterator[Wrong]:
+    """`owned` are the partitions that handlers have."""
+    remembered: Overview = request.app.state.overview
+    readiness: Readiness = request.app.state.readiness
+    stores, lags, kafka_error = services_of(request).stores, readiness.lags, remembered.kafka_error
+    for error in {str(error): error for error in readiness.checks().values() if error is not None}.values():
         yield Wrong(error.message, error.hint)
-    if kafka_error is not None and "kafka" not in services.stores.failures:
+    if kafka_error is not None and "kafka" not in stores.failures:
         yield Wrong(kafka_error.message, kafka_error.hint)
-    running = {group.role: group for group in groups}
-    if kafka_error is None and partitions:
-        taken = {at for group in groups if group.role == "handlers" for one in group.members for at in one.partitions}
-        if "handlers" not in running:
+    if kafka_error is None and remembered.groups is not None and stores.seen:
+        running = {group.role for group in remembered.groups}
+        if not owned:
             yield Wrong("No handler runs: commands wait.", command="samefold run handler")
-        elif without := [at for at in partitions if at not in taken]:
-            yield Wrong(
-                f"No handler has the partitions {', '.join(map(str, without))}.", "A rebalance takes some seconds."
-            )
-        for agent in sorted({view.agent for view in all_views().values()} - running.keys()):
+        elif without := [at for at in sorted(stores.seen.ends) if at not in owned]:
+            yield Wrong(f"No handler has the partitions {site.spans(without)}.", "A rebalance takes some seconds.")
+        agents = {view.agent for view in all_views().values()} - running
+        # an agent on Spark is in no group: it shows by what it does
+        for agent in sorted(agents - {who for (who, _), lag in lags.items() if lag.still < QUIET_S}):
             yield Wrong(f"No process of agent '{agent}' runs.", command=f"samefold run agent --agent {agent}")
         if missing := [name for name in discover() if agent_of(name) not in running]:
             yield Wrong(f"No process runs the policies {', '.join(missing)}.", command="samefold run policies")
@@ -159,7 +158,7 @@ def _wrong(
             yield Wrong("No publisher runs.", command="samefold run publisher")
     for who, what in standing_still(lags, STALL_S).items():
         yield Wrong(f"{who} stands still: {what}.", "The log of its process says why it waits.")
-    for view, _, code in services.stores.seen.views if services.stores.seen else ():
+    for view, _, code in stores.seen.views if stores.seen else ():
         if code and view.startswith(POLICY):
             name = view.removeprefix(POLICY)
             yield Wrong(
@@ -168,16 +167,12 @@ def _wrong(
         elif code:
             command = f"samefold views resume {view}"
             yield Wrong(f"View '{view}' has stopped: {code}.", link=f"{url('/views')}#{view}", command=command)
-    for name, what, place in (
-        ("parked", "Parked streams", "parked"),
-        ("dead", "Dead letters", "dead"),
-        ("stuck", "Processes of policies that are stuck", "dead"),
-    ):
+    for name, what in (("parked", "Parked streams"), ("dead", "Dead letters")):
         if count := counts.get(name, 0):
             number = f"{MANY:,} or more" if count >= MANY else f"{count:,}"
-            yield Wrong(f"{what}: {number}.", link=f"{url('/work')}#{place}")
-    if services.stores.watch:
-        for topic, why in services.stores.watch.unfit.items():
+            yield Wrong(f"{what}: {number}.", link=f"{url('/work')}#{name}")
+    if stores.watch:
+        for topic, why in stores.watch.unfit.items():
             yield Wrong(f"Topic '{topic}' may lose history: {why}", command="samefold topics")
 
 
@@ -190,12 +185,9 @@ def _counted(connection: Connection, settings: Settings) -> dict[str, Any]:
     return {"epochs": dict(epochs.fetchall()), "counts": counts or {}}
 
 
-_COUNTS = f"""
-select (select count(*) from (select from parked limit %(many)s) p) as parked,
-       (select count(*) from (select from outbox where dead is not null limit %(many)s) o)
+_COUNTS = """
+select (select count(*) from (select from outbox where dead is not null limit %(many)s) o)
          + (select count(*) from (select from posts where dead is not null limit %(many)s) p) as dead,
-       (select count(*) from (select distinct policy, stream from outbox where dead is not null limit %(many)s) o)
-         + (select count(*) from (select from parked where starts_with(view, '{POLICY}') limit %(many)s) p) as stuck,
        (select coalesce(sum(due), 0)::bigint
           from (select distinct policy, partition from (select policy from activations group by policy) a,
                                                       (select distinct partition from positions) p) ap,
@@ -203,7 +195,7 @@ select (select count(*) from (select from parked limit %(many)s) p) as parked,
                  select from outbox o where o.policy = ap.policy and o.partition = ap.partition and kind = 'send'
                     and sent_at is null and dead is null and due is not null and due <= now() limit %(many)s) d) d) as timers,
        (select count(*) from (select from lanes where next_attempt <= now() limit %(many)s) l) as posts
-"""  # noqa: S608
+"""
 
 
 def add_to(router: APIRouter) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -47,6 +48,8 @@ STATEMENT_MS = 3_000
 MOST_FIELDS = 1_000
 LONGEST_FORM = 4 * 2**20
 """A command of a mebibyte, each byte of which takes three where the form encodes it."""
+LONGEST_COOKIE = 3_900
+"""Bytes of a token, of the four thousand that browsers keep of a cookie."""
 LONGEST_SHOWN = 2_000
 """Characters of one value on a page."""
 
@@ -64,14 +67,14 @@ class Console:
     def __init__(self, services: Services) -> None:
         self.services = services
         self._threads = ThreadPoolExecutor(THREADS, "console")
+        self._of_kafka = ThreadPoolExecutor(THREADS, "console and Kafka")
 
     async def ask(self, question: Callable[[Connection], T]) -> Section[T]:
         """The answer of the database, from a connection and a thread of its own."""
         work = asyncio.get_running_loop().run_in_executor(self._threads, self._asked, question)
         try:
-            return Section(await asyncio.wait_for(asyncio.shield(work), QUESTION_S), None)
+            return Section(await asyncio.wait_for(work, QUESTION_S), None)
         except TimeoutError:
-            work.add_done_callback(lambda done: done.cancelled() or done.exception())  # else it is logged
             silent = DatabaseUnavailable(
                 f"PostgreSQL has not answered for {QUESTION_S:g} s.", "Look again in a moment."
             )
@@ -79,8 +82,14 @@ class Console:
         except SamefoldError as error:
             return Section(None, error.with_traceback(None))
 
+    def of_kafka(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Work that waits for the brokers, in a thread that nothing else needs."""
+        return asyncio.get_running_loop().run_in_executor(self._of_kafka, work)
+
     def _asked(self, question: Callable[[Connection], T]) -> T:
-        with session(self.services.settings, "samefold console", statement_timeout_ms=STATEMENT_MS) as connection:
+        with session(
+            self.services.settings, "samefold console", statement_timeout_ms=STATEMENT_MS, by_key=True
+        ) as connection:
             return question(connection)
 
 
@@ -167,6 +176,8 @@ def values_of(request: Request, current: str) -> dict[str, Any]:
         "current": current,
         "subject": caller.subject if caller else None,
         "may_change": may_operate(request, "change"),
+        # not of what a form was answered with: to load that again is to send the form again
+        "reloads": request.method == "GET" and services_of(request).settings.auth == "off",
     }
 
 
@@ -213,13 +224,21 @@ def _require_own_page(request: Request) -> None:
     would do for its scripts to be of the same origin (DNS rebinding).
     """
     host = request.headers.get("host", "")
-    if services_of(request).settings.auth == "off" and not is_loopback(urlsplit(f"//{host}").hostname or ""):
+    if services_of(request).settings.auth == "off" and not is_loopback(_name_in(f"//{host}")):
         raise NOT_ALLOWED("Without SAMEFOLD_AUTH the console answers under this machine's own names only: localhost.")
     if request.method == "POST":
         site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
-        is_own = site == "same-origin" if site is not None else origin is not None and urlsplit(origin).netloc == host
+        is_own = site == "same-origin" if site is not None else origin in (f"http://{host}", f"https://{host}")
         if not is_own:
             raise NOT_ALLOWED("The form comes from another site: send it from the console's own page.")
+
+
+def _name_in(address: str) -> str:
+    """The host's name, without its port; "" where there is none."""
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:
+        return ""
 
 
 async def form_of(request: Request) -> dict[str, str]:
@@ -253,20 +272,25 @@ async def sign_in(request: Request) -> Response:
     if services.issuer is None:
         return RedirectResponse(CONSOLE, 303)
     if request.method != "POST":
-        return _without_caller("sign-in.html", problem="")
+        return _signing_in(200)
     try:
         _require_own_page(request)
         token = (await form_of(request)).get("token", "").strip()
-        caller, _ = await services.issuer.caller_of(token)
+        if len(token) > LONGEST_COOKIE:
+            raise TokenRefused("No browser keeps a token of that size: let a gateway send it as Authorization.")
+        caller, until = await services.issuer.caller_of(token)
     except TokenRefused as error:
-        return _without_caller("sign-in.html", NOT_AUTHENTICATED.status, problem=error.message)
+        log.warning("refused a token at the console: %s", error.message)
+        return _signing_in(NOT_AUTHENTICATED.status, error.message)
+    except SamefoldError as error:
+        return _signing_in(503, str(error))
     except Problem as problem:
-        return _without_caller("sign-in.html", problem.kind.status, problem=problem.detail)
+        return _signing_in(problem.kind.status, problem.detail)
     log.info("%r signs in to the console", caller.subject)
     answer = RedirectResponse(CONSOLE, 303)
-    host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-    name = COOKIE.decode()
-    answer.set_cookie(name, token, path=CONSOLE, httponly=True, samesite="strict", secure=not is_loopback(host))
+    options: dict[str, Any] = {"max_age": max(int(until - time.time()), 1), "path": CONSOLE, "httponly": True}
+    is_near = is_loopback(_name_in(f"//{request.headers.get('host', '')}"))
+    answer.set_cookie(COOKIE.decode(), token, samesite="strict", secure=not is_near, **options)
     return answer
 
 
@@ -276,8 +300,9 @@ async def sign_out(_request: Request) -> Response:
     return answer
 
 
-def _without_caller(template: str, status: int = 200, **values: Any) -> Response:
-    text = TEMPLATES.get_template(template).render({"current": "", "subject": None, "may_change": False} | values)
+def _signing_in(status: int, problem: str = "") -> Response:
+    frame = {"current": "sign-in", "subject": None, "may_change": False, "reloads": False, "problem": problem}
+    text = TEMPLATES.get_template("sign-in.html").render(frame)
     return Response(text, status, {"Content-Security-Policy": POLICY}, "text/html; charset=utf-8")
 
 
@@ -289,7 +314,7 @@ async def static(request: Request) -> Response:
 
 
 async def code(request: Request) -> Response:
-    """Whether a page that is open was made by this very code; else htmx loads it again."""
+    """While developing: whether a page that is open was made by this very code; else htmx loads it again."""
     is_same = request.query_params.get("is") == CODE_DIGEST
     return Response(status_code=204, headers={} if is_same else {"HX-Refresh": "true"})
 

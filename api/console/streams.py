@@ -1,14 +1,16 @@
-"""`/console/streams`: find a stream, its history, and what each of its events made in every view."""
+"""`/console/streams`: find a stream, and its page: state, rows and history."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -17,22 +19,16 @@ from starlette.concurrency import iterate_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from api.console import site
+from api.console.history import SHOWN, Change, Entry
 from api.permissions import may_operate
 from api.services import Services, services_of
 from commands.intake import bad_name
 from commands.outcomes import Outcome, outcomes_of
 from domain.engine.contexts import contexts
 from domain.engine.personal.tokens import hidden_value, key_ids, opened_value
-from infra.archive.whole_log import read_range
 from infra.database.connect import Connection, session
 from infra.errors import SamefoldError
-from infra.log.partitioner import partition_of
-from infra.log.records import Commit, decode_event, decode_head, time_of
-from infra.log.rule import START, Counted, read
-from infra.log.topics import describe
 from infra.settings import Settings
-from projections.engine.fold.fold import RowCache, decode, fold
-from projections.engine.fold.plan import Plan
 from projections.engine.rebuild.switch import pointers
 from projections.engine.views.column_types import Scalar
 from projections.engine.views.core_views import all_views, snapshot_view_name
@@ -40,15 +36,8 @@ from projections.engine.views.view import Kind, View
 
 FOUND = 50
 """Streams that a search shows, and rows of a view."""
-SHOWN = 100
-"""Versions on one page."""
-MOST_ENTRIES = 1_000
-"""On one page, with rejections."""
-MOST_CHANGES = 40
-LARGE = 100_000
-"""Bytes of a state or row beyond which its parts are not compared one by one."""
 AT_ONCE = threading.BoundedSemaphore(2)
-"""Histories that are read in one process: each reads a whole partition."""
+"""Histories that are read at once: each is a process, and reads a whole partition."""
 LAST = "\U0010ffff"
 """No name has this character, and all others come before it."""
 CHUNK = 2_000
@@ -59,36 +48,8 @@ class Busy(SamefoldError):
     """Too many histories are being read."""
 
 
-class Change(NamedTuple):
-    """A part of a state or a row, before and after an event; None where it was not there, or is there no more."""
-
-    part: str
-    before: str | None
-    after: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """An event of the history, or a rejection, which has no event."""
-
-    version: int
-    partition: int
-    offset: int
-    at: datetime
-    command_id: str
-    by: str
-    type: str
-    data: Any
-    code: str
-    message: str
-    is_void: str
-    """Why the record has no effect; "" where it has one."""
-    state: Any = None
-    changes: tuple[Change, ...] = ()
-    rows: tuple[tuple[str, tuple[Change, ...]], ...] = ()
-    """By view and key, as this code folds it."""
-    problem: str = ""
-    """Why this code can't fold it."""
+class HistoryEnded(SamefoldError):
+    """The history can't be read on."""
 
 
 # ── the search ──
@@ -123,7 +84,7 @@ def _search(connection: Connection, text: str) -> list[tuple[str, int]]:
             slash and name in contexts() and context != name
         ):
             continue
-        begin = text if slash and name == context else f"{context}/{text}"
+        begin = text if slash and name == context else f"{context}/{'' if context.startswith(text) else text}"
         query = sql.SQL("select stream, version from {} where stream >= %s and stream < %s order by stream limit %s")
         rows = connection.execute(
             query.format(sql.Identifier(pointer.table)), (begin, begin + LAST, FOUND + 1 - len(found))
@@ -149,7 +110,8 @@ async def stream(request: Request, name: str) -> Response:
     found = await site.console_of(request).ask(lambda connection: _now(connection, name, command))
     now = found.found or Now(0, None, [], None)
     given = query.get("from", "")
-    first = int(given[:18]) if given.isdecimal() else max(1, now.version - SHOWN + 1)
+    last = now.outcome.version + SHOWN // 2 if now.outcome else now.version
+    first = int(given[:18]) if given.isascii() and given.isdecimal() else max(1, min(last, now.version) - SHOWN + 1)
     values: dict[str, Any] = site.values_of(request, "streams") | {
         "name": name,
         "now": replace(now, state=await site.opened(request, now.state), rows=await site.opened(request, now.rows)),
@@ -240,12 +202,14 @@ def _told(services: Services, name: str, first: int, *, may_open: bool) -> Gener
     try:
         with ExitStack() as stack:
             connection: Connection | None = None
-            for entry in _history(settings, name, first):
+            for entry in _read(settings, name, first):
                 if (
-                    keys is None
-                    or entry is None
+                    not isinstance(entry, Entry)
+                    or keys is None
                     or not (
-                        ids := key_ids(json.dumps([entry.data, entry.changes, entry.state, entry.rows], default=str))
+                        ids := key_ids(
+                            json.dumps([entry.data, entry.message, entry.changes, entry.state, entry.rows], default=str)
+                        )
                     )
                 ):
                     yield entry
@@ -262,6 +226,29 @@ def _told(services: Services, name: str, first: int, *, may_open: bool) -> Gener
         AT_ONCE.release()
 
 
+def _read(settings: Settings, name: str, first: int) -> Iterator[Entry | SamefoldError | None]:
+    """What a process of its own reads and folds: an author's code that never ends, or ends its process, harms no request."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "api.console.history", "--", name, str(first)],
+        env=os.environ | settings.environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout
+    try:
+        for line in process.stdout:
+            if line.startswith(b"["):
+                yield HistoryEnded(*msgspec.json.decode(line))
+            else:
+                yield msgspec.json.decode(line, type=Entry | None)
+        if code := process.wait():
+            yield HistoryEnded(f"The process that reads it has ended ({code}).", "The API's log may say why.")
+    finally:
+        process.kill()
+        process.stdout.close()
+        process.wait()
+
+
 def _changed(entry: Entry, show: Callable[[Any], Any]) -> Entry:
     def as_json(text: str | None) -> str | None:
         return text and json.dumps(show(json.loads(text)), ensure_ascii=False)
@@ -270,155 +257,14 @@ def _changed(entry: Entry, show: Callable[[Any], Any]) -> Entry:
         return tuple(Change(one.part, as_json(one.before), as_json(one.after)) for one in changes)
 
     rows = tuple((show(row), shown(changes)) for row, changes in entry.rows)
-    return replace(entry, data=show(entry.data), state=show(entry.state), changes=shown(entry.changes), rows=rows)
-
-
-def _history(settings: Settings, name: str, first: int) -> Iterator[Entry | None]:
-    """The entries from a version on, each folded as agents fold it, and None after each batch of records.
-
-    Reads the stream's partition from its beginning.
-    """
-    topic = describe(settings, settings.events_topic)
-    partition, key = partition_of(name, topic.partitions), name.encode()
-    context = name.partition("/")[0]
-    views = {view.name: view for view in all_views().values() if context in view.contexts}
-    fold_on = _Fold(Plan(views), partition)
-    reading, shown = START, 0
-    for records in read_range(settings, topic.name, partition, 0, topic.end[partition]):
-        reading, _, voids = read(reading, records, decode_head)
-        void = {one.offset: one.reason for one in voids}
-        for record in records:
-            if record.key != key or void.get(record.offset) == "garbage":
-                continue
-            commit = decode_event(record)
-            if not isinstance(commit, Commit) or commit.stream != name:
-                continue
-            for entry in fold_on.entries(commit, record.offset, record.time_ms, void.get(record.offset, ""), first):
-                yield entry
-                shown += 1
-            if shown >= MOST_ENTRIES or commit.version >= first + SHOWN - 1:
-                return
-        yield None
-
-
-class _Fold:
-    """Folds one stream's commits, event by event."""
-
-    def __init__(self, plan: Plan, partition: int) -> None:
-        self.plan = plan
-        self.partition = partition
-        self.held = RowCache(plan)
-        self.problem = ""
-        """Why the stream can't be folded further."""
-
-    def entries(self, commit: Commit, offset: int, time_ms: int, void: str, first: int) -> Iterator[Entry]:
-        reason = commit.reason
-        entry = Entry(
-            version=commit.version,
-            partition=self.partition,
-            offset=offset,
-            at=time_of(time_ms),
-            command_id=commit.command_id,
-            by=commit.by or "",
-            type="",
-            data=None,
-            code=reason.code if reason else "",
-            message=reason.message if reason else "",
-            is_void=void,
-        )
-        if not commit.events and commit.version >= first:
-            yield entry
-        for version, event in enumerate(commit.events, commit.version - len(commit.events) + 1):
-            one = replace(entry, version=version, type=event.type, data=msgspec.json.decode(event.data))
-            alone = msgspec.structs.replace(commit, events=[event], version=version)
-            if not void:
-                one = self._folded(one, Counted(offset, time_ms, alone), is_shown=version >= first)
-            if version >= first:
-                yield one
-
-    def _folded(self, entry: Entry, counted: Counted, *, is_shown: bool) -> Entry:
-        if self.problem:
-            return replace(entry, problem=self.problem)
-        try:
-            changes = fold(self.plan, decode(self.plan, self.partition, [counted]), self.held)
-        except SamefoldError as error:
-            self.problem = error.message
-            return replace(entry, problem=self.problem)
-        if is_shown:
-            entry = self._compared(
-                entry, counted.commit.stream, changes.states, changes.rows, changes.added, changes.sums
-            )
-        self.held.merge(changes)
-        return entry
-
-    def _compared(
-        self,
-        entry: Entry,
-        stream: str,
-        states: Mapping[str, Mapping[str, Any]],
-        entities: Mapping[str, Mapping[Any, Any]],
-        added: Mapping[str, list[Any]],
-        sums: Mapping[str, Mapping[Any, Any]],
-    ) -> Entry:
-        state: Any = None
-        changed: tuple[Change, ...] = ()
-        for name, moved in states.items():
-            if stream in moved:
-                _, before = self.held.rows[name].get(stream) or (0, None)
-                state = _plain(moved[stream][1])
-                changed = _changes(_plain(before), state)
-        rows: list[tuple[str, tuple[Change, ...]]] = []
-        views = self.plan.views
-        for name, by_key in entities.items():
-            for key, row in by_key.items():
-                before = self.held.rows[name].get(key)
-                rows.append((f"{name} {key}", _changes(_row(views[name], before), _row(views[name], row))))
-        rows += [
-            (f"{name}, a new line", _changes(None, _row(views[name], row)))
-            for name, lines in added.items()
-            for row in lines
-        ]
-        for name, by_key in sums.items():
-            columns = [column.name for column in views[name].columns if not column.is_key]
-            for key, increments in by_key.items():
-                told = dict(zip(columns, _plain(increments), strict=False))
-                rows.append((f"{name} {', '.join(map(str, key))}, adds", _changes(None, told)))
-        return replace(entry, state=state, changes=changed, rows=tuple(rows))
-
-
-def _row(view: View, row: Any) -> Any:
-    return None if row is None else dict(zip((column.name for column in view.columns), map(_plain, row), strict=False))
-
-
-def _plain(value: Any) -> Any:
-    """The value as JSON has it."""
-    return None if value is None else msgspec.json.decode(msgspec.json.encode(value, enc_hook=str))
-
-
-def _changes(before: Any, after: Any) -> tuple[Change, ...]:
-    """What differs, part by part."""
-    if before == after:
-        return ()
-    if max(len(json.dumps(one)) for one in (before, after)) > LARGE:
-        return (
-            Change("", None if before is None else json.dumps(before), None if after is None else json.dumps(after)),
-        )
-    was, now = dict(_parts(before)), dict(_parts(after))
-    found = [Change(part, was.get(part), now.get(part)) for part in {**was, **now} if was.get(part) != now.get(part)]
-    more = len(found) - MOST_CHANGES
-    return (*found[:MOST_CHANGES], *((Change(f"and {more} more", None, None),) if more > 0 else ()))
-
-
-def _parts(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
-    """Each value that has no parts, as JSON, with its place: `lines[2].cents`."""
-    if isinstance(value, dict) and value:
-        for name, one in value.items():
-            yield from _parts(one, f"{place}.{name}" if place else str(name))
-    elif isinstance(value, list) and value:
-        for number, one in enumerate(value):
-            yield from _parts(one, f"{place}[{number}]")
-    elif value is not None or place:
-        yield place, json.dumps(value, ensure_ascii=False)
+    return replace(
+        entry,
+        data=show(entry.data),
+        message=show(entry.message),
+        state=show(entry.state),
+        changes=shown(entry.changes),
+        rows=rows,
+    )
 
 
 def add_to(router: APIRouter) -> None:

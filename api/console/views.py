@@ -75,7 +75,10 @@ def _view(
         "how": "switch" if code is None else "rebuild" if code.kind is Kind.JOURNAL else "views resume",
         "builds": [_build(one, tables[one.table]) for one in others],
         "switch_to": code.version if code and ready and (live is None or live.version != code.version) else None,
-        "needs_build": code is not None and (live is None or live.version != code.version) and not ready,
+        "needs_build": code is not None
+        and (live is None or live.version != code.version)
+        and not ready
+        and not any(one.version == code.version and one.state is BuildState.LOADING for one in there),
     }
 
 

@@ -133,7 +133,12 @@ def _after(request: Request, name: str) -> list[Any]:
         return []
     with suppress(ValueError, RecursionError):
         found = json.loads(text)
-        if isinstance(found, list) and len(found) == len(LISTS[name].key):
+        json.dumps(found, ensure_ascii=False).encode()  # half of a character is none
+        if (
+            isinstance(found, list)
+            and len(found) == len(LISTS[name].key)
+            and all(isinstance(one, str | int) for one in found)
+        ):
             return found
     raise invalid([(f"query.{name}", "it is no place in the list")])
 

@@ -21,7 +21,8 @@ def console(
 ) -> None:
     """Open the console: pages that show what runs, what waits and what happened. The API serves it where SAMEFOLD_CONSOLE=on."""
     settings = Settings()
-    host = f"[{settings.api_host}]" if ":" in settings.api_host else settings.api_host
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.api_host, settings.api_host)  # noqa: S104
+    host = f"[{host}]" if ":" in host else host
     address = f"{url.rstrip('/') or f'http://{host}:{settings.api_port}'}/console"
     try:
         answer = httpx.get(f"{address}/static/console.css", timeout=ANSWER_S)

@@ -4,10 +4,13 @@ document.addEventListener("htmx:beforeRequest", (event) => {
   const part = event.target.closest("[data-pauses]");
   if (part && (document.hidden || part.contains(document.activeElement) || String(getSelection()))) event.preventDefault();
 });
+// A page that can't be followed says so.
+for (const [name, isLost] of [["htmx:sendError", true], ["htmx:responseError", true], ["htmx:afterOnLoad", false]])
+  document.addEventListener(name, () => (document.getElementById("lost").hidden = !isLost));
 // What was opened stays open.
 document.addEventListener("htmx:beforeSwap", (event) => {
   const open = [...event.target.querySelectorAll("details[open][id]")].map((one) => one.id);
-  event.target.addEventListener("htmx:afterSwap", () => open.forEach((id) => document.getElementById(id)?.setAttribute("open", "")), { once: true });
+  if (open.length) event.target.addEventListener("htmx:afterSwap", () => open.forEach((id) => document.getElementById(id)?.setAttribute("open", "")), { once: true });
 });
 // The slider through a stream's versions: the state after each is in its row.
 document.addEventListener("DOMContentLoaded", () => {

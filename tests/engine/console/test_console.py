@@ -102,6 +102,11 @@ def test_a_long_history_has_pages_and_its_states_are_of_the_whole_stream(api: Ap
     assert " 21 MoneyDeposited" not in last
     assert "Later versions" not in last
     assert f"balance {sum(range(1, 120))} {sum(range(1, 121))}" in last
+    assert api.post(name, "withdraw", key="last", cents=1_000_000).status_code == httpx.codes.CONFLICT
+    assert "insufficient-funds" in stream(api, name)
+    of_command = stream(api, name, command="3")
+    assert "Command 3 accepted" in of_command
+    assert " 4 MoneyDeposited" in of_command
     first = stream(api, name, **{"from": "1"})
     assert "1 AccountOpened" in first
     assert " 101 MoneyDeposited" not in first
@@ -112,6 +117,7 @@ def test_streams_are_found_by_what_they_begin_with(api: Api) -> None:
     name = api.opened()
     for text in (name, f"accounts/{name}"):
         assert f"accounts/{name}" in shown(api.client.get("/console/streams", params={"begins": text}))
+    assert f"accounts/{api.opened()}" in shown(api.client.get("/console/streams", params={"begins": "accou"}))
     for text in (f"{name}-not", "transfers/" + name, "\U0010ffff", "nothing/x"):
         assert "No stream with an event" in shown(api.client.get("/console/streams", params={"begins": text}))
 
@@ -174,7 +180,13 @@ def test_who_may_look_and_send(api: Api) -> None:
 
 @pytest.mark.parametrize(
     "headers",
-    [{"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}, {"Origin": "https://evil.example"}, {}],
+    [
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Origin": "https://evil.example"},
+        {"Origin": "http://["},
+        {},
+    ],
 )
 def test_a_form_of_another_site_is_refused(api: Api, headers: dict[str, str]) -> None:
     name = api.opened()
@@ -196,6 +208,8 @@ def test_a_page_is_loaded_again_when_the_code_is_another(api: Api) -> None:
     assert same is not None
     assert "HX-Refresh" not in api.get(same[1]).headers
     assert api.get("/console/code?is=other").headers["HX-Refresh"] == "true"
+    answered = sent(api, form("accounts.Deposit", api.opened(), cents=1, on=DAY))
+    assert "/console/code" not in answered.text, "to load an answer again is to send the form again"
 
 
 def test_there_is_no_console_unless_it_is_on(shared_world: Settings, api: Api) -> None:
@@ -219,6 +233,11 @@ def test_a_browser_signs_in_with_a_token_and_out(world: Settings, tmp_path) -> N
     with served(with_console(locked(world, keys, key_file(tmp_path, keys)))) as api:
         assert api.get("/console/views").headers["Location"] == "/console/sign-in"
         assert "Token" in shown(api.get("/console/sign-in"))
+        assert "No browser keeps" in shown(
+            api.client.post("/console/sign-in", data={"token": "x" * 4_000}, headers=OWN), 401
+        )
+        part = api.get("/console", HX_Request="true")
+        assert (part.status_code, part.headers["HX-Redirect"]) == (200, "/console/sign-in")
         assert "not a JWT" in shown(api.client.post("/console/sign-in", data={"token": "x"}, headers=OWN), 401)
         token = keys.token(roles=["operator"])
         assert api.client.post("/console/sign-in", data={"token": token}).status_code == 403

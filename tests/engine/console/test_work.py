@@ -128,6 +128,8 @@ def test_parked_streams_and_dead_letters(api: Api, world: Settings) -> None:
     for text in (stream, "accounts/dropped", f"can't take {SCRIPT}", f"gave-up: {SCRIPT}"):
         assert escape(text) in page
     assert "<script>alert" not in page
+    for place in ("[]", "x", '["a"]', '["\\ud800", "x", "y"]', '[{}, "x", "y"]'):
+        assert get(api, "/work", dead=place).status_code == 422
     asks = get(api, "/do/parked-drop", view="balances", stream=stream).text
     assert escape(f"samefold parked drop --yes balances '{stream}'") in asks
     assert "MoneyDeposited" in asks
