@@ -225,7 +225,8 @@ class Actions:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self.running: set[UUID] = set()
+        self.running: dict[UUID, list[str]] = {}
+        """Their arguments."""
 
     async def start(self, ident: UUID, by: str | None, command: str, arguments: list[str]) -> None:
         """Run it, unless the form was sent before. Raises TooManyActions, DatabaseUnavailable, DatabaseRefused."""
@@ -235,12 +236,14 @@ class Actions:
             raise TooManyActions(
                 f"{MOST} commands run now.", "Wait until one of them has ended, and send the form again."
             )
-        self.running.add(ident)
+        if arguments in self.running.values():  # the second might do to what comes next what was asked for the first
+            raise Changed("Nothing was done: the same command runs now.", "Wait until it has ended, and look again.")
+        self.running[ident] = arguments
         begun = await self._console.ask(partial(_begin, ident=ident, by=by, command=command))
         if begun.found:
             self._console.services.parts.task(f"action {ident}", self._run(ident, arguments), may_return=True)
             return
-        self.running.discard(ident)
+        self.running.pop(ident, None)
         if begun.error is not None:
             raise begun.error
 
@@ -251,7 +254,7 @@ class Actions:
             while isinstance((await self._console.ask(end)).error, DatabaseUnavailable):  # noqa: ASYNC110
                 await asyncio.sleep(AGAIN_S)
         finally:
-            self.running.discard(ident)
+            self.running.pop(ident, None)
 
 
 async def _ran(arguments: list[str], settings: Settings) -> tuple[int | None, str]:

@@ -1,7 +1,7 @@
 """Reads a stream's history from the log and folds it: a process of its own, which writes an entry a line.
 
-`python -m api.console.history STREAM VERSION` begins at that version. A line is an entry as JSON, `null` after each batch of records,
-or `[message, hint]` where it can't go on.
+`python -m api.console.history STREAM VERSION` begins at that version. A line is an entry as JSON, `null` after each batch of
+records, or `[message, hint]` where it can't go on.
 """
 
 from __future__ import annotations

@@ -106,8 +106,12 @@ class Processes:
             self._admin = Admin(self._settings, KAFKA_S)
 
         def found(client: AdminClient, within_s: float) -> list[ConsumerGroupDescription]:
-            listed = client.list_consumer_groups(request_timeout=within_s).result().valid
-            ids = [one.group_id for one in listed if one.state not in _ENDED and one.group_id.startswith((*begins,))]
+            listed = client.list_consumer_groups(request_timeout=within_s).result()
+            if listed.errors:  # a broker that does not answer may be the one that knows a group
+                raise KafkaException(listed.errors[0])
+            ids = [
+                one.group_id for one in listed.valid if one.state not in _ENDED and one.group_id.startswith((*begins,))
+            ]
             asked = client.describe_consumer_groups(ids, request_timeout=within_s) if ids else {}
             return [one.result() for one in asked.values()]
 

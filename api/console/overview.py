@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -30,6 +31,7 @@ from projections.engine.views.view import CORE, POLICY
 STALL_S = 30.0
 QUIET_S = 3.0
 """An agent that has been behind for no longer does its work."""
+FRESH_S = 1.0
 KAFKA_S = 2.5
 """For the brokers' answers; then the page shows what was known before."""
 MANY = 1_000
@@ -56,6 +58,9 @@ class Overview:
         self.groups: list[Group] | None = None
         """None until Kafka has told them."""
         self.epochs: dict[int, Epoch] = {}
+        self.asked = asyncio.Lock()
+        self.live = float("-inf"), Response()
+        """When the part that loads itself again was made, and what it was."""
         self.kafka_error: SamefoldError | None = None
 
     async def ask(self, console: Console, epochs: Mapping[int, int]) -> None:
@@ -79,7 +84,18 @@ class Overview:
 
 
 async def overview(request: Request) -> Response:
+    """The page; for a part that loads itself again, as it was at most FRESH_S ago, however many browsers ask."""
     remembered: Overview = request.app.state.overview
+    if "HX-Request" not in request.headers:
+        return site.page(request, "overview.html", **await _values(request, remembered))
+    async with remembered.asked:
+        if time.monotonic() > remembered.live[0] + FRESH_S:
+            answer = site.page(request, "overview-live.html", **await _values(request, remembered))
+            remembered.live = time.monotonic(), answer
+    return remembered.live[1]
+
+
+async def _values(request: Request, remembered: Overview) -> dict[str, Any]:
     services = services_of(request)
     settings = services.settings
     console = site.console_of(request)
@@ -95,7 +111,7 @@ async def overview(request: Request) -> Response:
     if seen:
         counted["counts"]["parked"] = sum(streams for _, streams, _ in seen.views)
     wrong = list(_wrong(request, counted["counts"], owned))
-    values: dict[str, Any] = {
+    return {
         "wrong": wrong,
         "database": found.error,
         "rate": curves[COMMITS][-1] if curves.get(COMMITS) else None,
@@ -129,8 +145,6 @@ async def overview(request: Request) -> Response:
             for at in partitions
         ],
     }
-    template = "overview-live.html" if "HX-Request" in request.headers else "overview.html"
-    return site.page(request, template, **values)
 
 
 def _wrong(request: Request, counts: Mapping[str, int], owned: Collection[int]) -> Iterator[Wrong]:
@@ -142,7 +156,7 @@ def _wrong(request: Request, counts: Mapping[str, int], owned: Collection[int]) 
         yield Wrong(error.message, error.hint)
     if kafka_error is not None and "kafka" not in stores.failures:
         yield Wrong(kafka_error.message, kafka_error.hint)
-    if kafka_error is None and remembered.groups is not None and stores.seen:
+    if kafka_error is None and "kafka" not in stores.failures and remembered.groups is not None and stores.seen:
         running = {group.role for group in remembered.groups}
         if not owned:
             yield Wrong("No handler runs: commands wait.", command="samefold run handler")

@@ -241,9 +241,9 @@ def _name_in(address: str) -> str:
         return ""
 
 
-async def form_of(request: Request) -> dict[str, str]:
+async def form_of(request: Request, most: int = LONGEST_FORM) -> dict[str, str]:
     """The fields of a form that was sent. Raises Problem 413, 422."""
-    body = await body_of(request, LONGEST_FORM)
+    body = await body_of(request, most)
     try:
         pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict")
     except ValueError:
@@ -275,7 +275,7 @@ async def sign_in(request: Request) -> Response:
         return _signing_in(200)
     try:
         _require_own_page(request)
-        token = (await form_of(request)).get("token", "").strip()
+        token = (await form_of(request, 4 * LONGEST_COOKIE)).get("token", "").strip()
         if len(token) > LONGEST_COOKIE:
             raise TokenRefused("No browser keeps a token of that size: let a gateway send it as Authorization.")
         caller, until = await services.issuer.caller_of(token)
@@ -290,7 +290,7 @@ async def sign_in(request: Request) -> Response:
     answer = RedirectResponse(CONSOLE, 303)
     options: dict[str, Any] = {"max_age": max(int(until - time.time()), 1), "path": CONSOLE, "httponly": True}
     is_near = is_loopback(_name_in(f"//{request.headers.get('host', '')}"))
-    answer.set_cookie(COOKIE.decode(), token, samesite="strict", secure=not is_near, **options)
+    answer.set_cookie(COOKIE.decode(), token, samesite="lax", secure=not is_near, **options)
     return answer
 
 

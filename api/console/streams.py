@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -10,7 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -40,6 +41,8 @@ AT_ONCE = threading.BoundedSemaphore(2)
 """Histories that are read at once: each is a process, and reads a whole partition."""
 LAST = "\U0010ffff"
 """No name has this character, and all others come before it."""
+LONGEST_S = 120.0
+"""For one page: others wait for its place."""
 CHUNK = 2_000
 """Characters that are sent together."""
 
@@ -122,18 +125,23 @@ async def stream(request: Request, name: str) -> Response:
         "later": first + SHOWN if first + SHOWN <= now.version else None,
     }
     history = _told(services, name, first, may_open=may_operate(request, "see personal values"))
-    pieces = site.TEMPLATES.get_template("stream.html").generate(values | {"history": history})
-    body = _sent(_chunks(pieces), history)
+    pieces = cast(Generator[str], site.TEMPLATES.get_template("stream.html").generate(values | {"history": history}))
+    body = _sent(_chunks(pieces), pieces, history)
     return StreamingResponse(body, 200, {"Content-Security-Policy": site.POLICY}, "text/html; charset=utf-8")
 
 
-async def _sent(chunks: Iterator[str], history: Generator[object]) -> AsyncIterator[str]:
-    """The page as it is made in another thread. The history ends with it, also where the client has gone."""
+async def _sent(chunks: Iterator[str], pieces: Generator[str], history: Generator[object]) -> AsyncIterator[str]:
+    """The page as it is made in another thread. The history ends with it, also where the client has gone, or reads nothing."""
+    task = asyncio.current_task()
+    assert task is not None
+    ending = asyncio.get_running_loop().call_later(LONGEST_S, task.cancel)
     try:
         async for chunk in iterate_in_threadpool(chunks):
             yield chunk
     finally:
+        ending.cancel()
         history.close()
+        pieces.close()  # else they keep the page's values until a collection, which is rare
 
 
 def _chunks(pieces: Iterator[str]) -> Iterator[str]:

@@ -38,7 +38,7 @@ def _views(connection: Connection) -> list[dict[str, Any]]:
     code, live = all_views(), pointers(connection)
     stopped = {one.view: one for one in stopped_views(connection)}
     builds = builds_of(connection)
-    tables = _tables(connection, [build.table for build in builds])
+    tables = _tables(connection, [*(build.table for build in builds), *(view.table_name for view in code.values())])
     return [
         _view(
             name, code.get(name), live.get(name), stopped.get(name), [one for one in builds if one.view == name], tables
@@ -75,6 +75,7 @@ def _view(
         "how": "switch" if code is None else "rebuild" if code.kind is Kind.JOURNAL else "views resume",
         "builds": [_build(one, tables[one.table]) for one in others],
         "switch_to": code.version if code and ready and (live is None or live.version != code.version) else None,
+        "needs_upgrade": code is not None and code.table_name not in tables,
         "needs_build": code is not None
         and (live is None or live.version != code.version)
         and not ready
