@@ -214,10 +214,10 @@ def test_what_waits_is_replayed_retried_and_dropped(bank: Bank, screen: Page) ->
             )
     screen.goto(f"{bank.url}/console")
     screen.get_by_role("link", name="Look: Parked streams: 1.").click()
-    expect(screen.get_by_role("row", name="balances accounts/ada-1")).to_contain_text("a purpose in two lines")
+    expect(screen.get_by_role("row", name="balances accounts/ada-1 1000")).to_contain_text("a purpose in two lines")
     picture(screen, "work")
     assert barriers(screen) == []
-    for row, button in (("balances accounts/ada-1", "Replay"), (idents[0], "Retry"), (idents[1], "Drop")):
+    for row, button in (("balances accounts/ada-1 1000", "Replay"), (idents[0], "Retry"), (idents[1], "Drop")):
         screen.goto(f"{bank.url}/console/work")
         screen.get_by_role("row", name=row).get_by_role("link", name=button).click()
         assert barriers(screen) == []
