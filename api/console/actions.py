@@ -117,6 +117,11 @@ def _parked(connection: Connection, _: Settings, given: Given) -> State:
     return State(facts, one.since_version, event=(one.partition, one.since_offset, one.since_version))
 
 
+def _first_parked(connection: Connection, settings: Settings, given: Given) -> State:
+    found = _parked(connection, settings, given)
+    return found._replace(options=(f"--version={found.seen}",))
+
+
 def _wish(_: Connection, settings: Settings, given: Given) -> State:
     row = wish(settings, given["id"])
     facts = {name: ago(value) if isinstance(value, datetime) else value for name, value in row.items()}
@@ -166,7 +171,7 @@ ACTIONS = {
         "Leave an event out",
         "parked drop --yes VIEW STREAM",
         "{view} leaves the first parked event of {stream} out for good, in every later build too, and folds the rest.",
-        _parked,
+        _first_parked,
     ),
     "outbox-retry": Action(
         "Send a dead letter again",

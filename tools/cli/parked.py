@@ -86,11 +86,17 @@ def replay(view: ViewName, stream: StreamName, as_json: Json = False) -> None:
 
 
 @app.command()
-def drop(view: ViewName, stream: StreamName, yes: Yes = False, as_json: Json = False) -> None:
+def drop(
+    view: ViewName,
+    stream: StreamName,
+    version: Annotated[int | None, typer.Option(help="Only if this is the first parked event.")] = None,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
     """Leave the first parked event out of the view for good, in every later build too, and replay the rest."""
     known = _view(view)
     confirm(f"Leave the poisonous event of {stream} out of '{view}' for good?", yes=yes)
-    _show(replaying.drop(Settings(), known, stream), as_json=as_json)
+    _show(replaying.drop(Settings(), known, stream, version), as_json=as_json)
 
 
 def _show(done: Replayed, *, as_json: bool) -> None:

@@ -70,9 +70,12 @@ def replay(settings: Settings, view: View, stream: str) -> Replayed:
     return _Replay(settings, view, stream, dropping=False).run()
 
 
-def drop(settings: Settings, view: View, stream: str) -> Replayed:
-    """Leave the first parked event out of the view for good, in every later build too, and replay the rest."""
-    return _Replay(settings, view, stream, dropping=True).run()
+def drop(settings: Settings, view: View, stream: str, version: int | None = None) -> Replayed:
+    """Leave the first parked event out of the view for good, in every later build too, and replay the rest.
+
+    With a version only if it is that one: somebody else may have dropped it. Raises as `replay`.
+    """
+    return _Replay(settings, view, stream, dropping=True, version=version).run()
 
 
 @dataclass
@@ -81,6 +84,8 @@ class _Replay:
     view: View
     stream: str
     dropping: bool
+    version: int | None = None
+    """Of the event to drop, if any other is not."""
     reading: Reading = START
     commits: list[Counted] = field(default_factory=list)
     """The stream's, up to the reading."""
@@ -137,6 +142,11 @@ class _Replay:
             connection.execute(f"set local lock_timeout = {LOCK_TIMEOUT_MS}")
             locked = lock_positions(connection, [self.view.agent], self.settings.events_topic)
             parked, positions = self._look(connection)
+            if self.version not in (None, parked.since_version):
+                raise NotParked(
+                    f"Stream {self.stream} is parked since version {parked.since_version} now, not {self.version}.",
+                    "Nothing was dropped. `samefold parked show` has the event.",
+                )
             end = positions.readings[parked.partition]
             if end.next_offset - self.reading.next_offset > FEW_RECORDS:
                 return None, []

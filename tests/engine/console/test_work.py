@@ -131,7 +131,7 @@ def test_parked_streams_and_dead_letters(api: Api, world: Settings) -> None:
     for place in ("[]", "x", '["a"]', '["\\ud800", "x", "y"]', '[{}, "x", "y"]'):
         assert get(api, "/work", dead=place).status_code == 422
     asks = get(api, "/do/parked-drop", view="balances", stream=stream).text
-    assert escape(f"samefold parked drop --yes balances '{stream}'") in asks
+    assert escape(f"samefold parked drop --yes --version=3 balances '{stream}'") in asks
     assert "MoneyDeposited" in asks
     assert "10 cents" in asks
     assert "<script>alert" not in asks

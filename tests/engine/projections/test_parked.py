@@ -110,7 +110,9 @@ def test_an_event_that_fails_again_stays_parked_from_there(bank: Bookkeeper) -> 
 def test_a_drop_leaves_one_event_out_for_good_and_replays_the_rest(bank: Bookkeeper) -> None:
     world, views = bank.world, parking(BROKEN)
     for name in KINDS:
-        first = drop(world, views[name], "accounts/1")
+        with pytest.raises(NotParked, match="since version 3 now, not 5"):
+            drop(world, views[name], "accounts/1", version=5)
+        first = drop(world, views[name], "accounts/1", version=3)
         assert (first.dropped, first.events) == (3, 1)
         assert first.parked is not None
         assert first.parked.version == 5, "and the command says that the next one is parked"
