@@ -98,11 +98,11 @@ def bank(shared_world: Settings, tmp_path_factory: pytest.TempPathFactory) -> It
             yield bank
 
 
-@pytest.fixture(params=["light", "dark"])
-def screen(request: pytest.FixtureRequest, browser: Browser) -> Iterator[Page]:
+@pytest.fixture
+def screen(browser: Browser) -> Iterator[Page]:
     """A page of a browser that complains of nothing but answers that say what is wrong."""
     errors: list[str] = []
-    with browser.new_page(viewport={"width": 1280, "height": 860}, color_scheme=request.param) as page:
+    with browser.new_page(viewport={"width": 1280, "height": 860}) as page:
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda told: errors.append(told.text) if "Content Security Policy" in told.text else None)
         yield page
@@ -116,7 +116,7 @@ def barriers(page: Page) -> list[str]:
 
 
 def picture(page: Page, name: str) -> None:
-    if PICTURES and page.evaluate("matchMedia('(prefers-color-scheme: light)').matches"):
+    if PICTURES:
         page.screenshot(path=Path(ROOT, PICTURES, "console", f"{name}.jpg"), type="jpeg", quality=70)
 
 
@@ -179,6 +179,20 @@ def test_a_command_is_tried_by_keyboard_alone(bank: Bank, screen: Page) -> None:
     assert barriers(screen) == []
     screen.get_by_role("status").get_by_role("link").click()
     expect(screen.locator("#command")).to_contain_text("MoneyDeposited")
+
+
+def test_in_the_dark_nothing_is_harder_to_read(bank: Bank, browser: Browser) -> None:
+    with browser.new_page(color_scheme="dark") as page:
+        for path in (
+            "",
+            "/views",
+            "/streams",
+            "/streams?stream=accounts/ada-1",
+            "/work",
+            "/try?command=accounts.Deposit",
+        ):
+            page.goto(f"{bank.url}/console{path}")
+            assert barriers(page) == [], path
 
 
 def test_without_javascript_every_page_can_be_read(bank: Bank, browser: Browser) -> None:
