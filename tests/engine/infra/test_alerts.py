@@ -191,6 +191,7 @@ def prometheus(folder: Path, targets: list[str]) -> Iterator[httpx.Client]:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}/api/v1/", timeout=DEADLINE_S) as client:
             until(lambda: listens(port) or running.poll() is not None, "Prometheus listens")
             assert running.poll() is None, (folder / "log").read_text()
+            until(lambda: client.get(f"http://127.0.0.1:{port}/-/ready").is_success, "Prometheus is ready")
             yield client
     finally:
         running.terminate()

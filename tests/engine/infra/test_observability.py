@@ -136,6 +136,7 @@ def test_no_input_makes_a_label(api: Api) -> None:
         "agent": {view.agent for view in all_views().values()},
         "partition": {str(number) for number in range(api.services.settings.partitions)},
         "view": set(all_views()),
+        "topic": set(api.services.settings.topics),
         "result": set(CommitStatus),
         "outcome": {"accepted", "rejected"},
         "appended": {"yes", "no", "unknown"},

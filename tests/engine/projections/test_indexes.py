@@ -235,7 +235,7 @@ def test_older_code_drops_no_index_of_newer_code(bank: Bookkeeper, monkeypatch: 
         db.execute("update alembic_version set version_num = '9999' where version_num = 'b7d40c6e19a2'")
     declare(monkeypatch, replace(all_views()["balances"], indexes=()))
     dropped = {("balances_v2", digest_in("balances_v2", name)): ("drop", name) for name in BALANCES}
-    monkeypatch.setattr(indexes, "_planned", lambda: dropped)
+    monkeypatch.setattr(indexes, "planned_indexes", lambda: dropped)
     with pytest.raises(DatabaseAhead):
         migrate.upgrade(bank.world)
     assert there(bank.world, "balances_v2") == list(BALANCES)
