@@ -63,7 +63,7 @@ def create_app(settings: Settings, name: str = "api") -> FastAPI:
     if settings.console:
         from api.console.routes import router_of  # brings Jinja2, which a process without the console does without
 
-        routers.append(router_of(app, services, app.state.readiness))
+        routers.append(router_of(app, services))
     ours = [route for router in routers for route in router.routes]
     app.router.routes = [Direct(ours), *app.router.routes, *ours]  # `include_router` would match each request twice
     at_the_door = PROBLEMS if services.issuer else ()

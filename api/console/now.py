@@ -13,7 +13,6 @@ from typing import NamedTuple
 from confluent_kafka import Consumer, ConsumerGroupState, KafkaException
 from confluent_kafka.admin import AdminClient, ConsumerGroupDescription, MemberDescription
 
-from api.health import Readiness
 from api.services import Services
 from infra.archive.whole_log import read_range
 from infra.errors import SamefoldError
@@ -22,7 +21,6 @@ from infra.log.clients import range_consumer
 from infra.log.records import Opening, decode_event, time_of
 from infra.log.topics import Admin
 from infra.settings import Settings
-from projections.engine.live.lag import PartitionLag
 
 STEP_S = 5.0
 STEPS = 180
@@ -35,9 +33,9 @@ _ENDED = {ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD}
 class Curves:
     """By name, a value for each STEP_S of the last quarter of an hour: the log's records in a second, and agents' lags."""
 
-    def __init__(self, services: Services, readiness: Readiness) -> None:
+    def __init__(self, services: Services) -> None:
         self.values: dict[str, deque[float]] = {}
-        self._stores, self._readiness = services.stores, readiness
+        self._stores = services.stores
         self._at, self._end = 0.0, 0
         services.stores.subscribe(self._checked)
 
@@ -53,11 +51,6 @@ class Curves:
         self.values = {name: self.values.get(name, deque(maxlen=STEPS)) for name in now}
         for name, value in now.items():
             self.values[name].append(value)
-
-    @property
-    def lags(self) -> Mapping[tuple[str, int], PartitionLag]:
-        """Of each (agent, partition), and of `handlers`: commands that are not decided."""
-        return self._readiness.lags
 
 
 @dataclass(frozen=True, slots=True)

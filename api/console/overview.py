@@ -18,7 +18,7 @@ from starlette.responses import Response
 from api.console import site
 from api.console.now import COMMITS, Curves, Epoch, Group, Processes, line, since
 from api.console.site import Console, url
-from api.health import Readiness
+from api.health import STALL_S, Readiness
 from api.services import Services, services_of
 from infra.database.connect import Connection
 from infra.errors import SamefoldError
@@ -28,7 +28,6 @@ from projections.engine.live.lag import standing_still
 from projections.engine.views.core_views import all_views
 from projections.engine.views.view import CORE, POLICY
 
-STALL_S = 30.0
 QUIET_S = 3.0
 """An agent that has been behind for no longer does its work."""
 FRESH_S = 1.0
@@ -51,7 +50,6 @@ class Overview:
     """What the page of one API process remembers."""
 
     def __init__(self, services: Services, curves: Curves) -> None:
-        self.services = services
         self.curves = curves
         self._processes = Processes(services.settings)
         self._asking: asyncio.Future[None] | None = None
@@ -103,7 +101,8 @@ async def _values(request: Request, remembered: Overview) -> dict[str, Any]:
     counted = found.found or {"epochs": {}, "counts": {}}
     await remembered.ask(console, counted["epochs"])
     groups, epochs = remembered.groups or [], remembered.epochs
-    seen, curves, lags = services.stores.seen, remembered.curves.values, remembered.curves.lags
+    readiness: Readiness = request.app.state.readiness
+    seen, curves, lags = services.stores.seen, remembered.curves.values, readiness.lags
     agents = sorted(seen.positions) if seen else []
     partitions = sorted(seen.ends) if seen else []
     waiting = {at: lag.records for (who, at), lag in lags.items() if who == "handlers"}

@@ -9,15 +9,14 @@ from api.console.actions import Actions
 from api.console.now import Curves
 from api.console.overview import Overview
 from api.console.site import Console
-from api.health import Readiness
 from api.services import Services
 
 
-def router_of(app: FastAPI, services: Services, readiness: Readiness) -> APIRouter:
+def router_of(app: FastAPI, services: Services) -> APIRouter:
     """The console of this process, whose state the app gets."""
     app.state.console = Console(services)
     app.state.actions = Actions(app.state.console)
-    app.state.overview = Overview(services, Curves(services, readiness))
+    app.state.overview = Overview(services, Curves(services))
     router = APIRouter()
     site.add_frame(router)
     for page in (overview, views, streams, work, tries, actions):
