@@ -244,13 +244,14 @@ class Actions:
         if arguments in self.running.values():  # the second might do to what comes next what was asked for the first
             raise Changed("Nothing was done: the same command runs now.", "Wait until it has ended, and look again.")
         self.running[ident] = arguments
-        begun = await self._console.ask(partial(_begin, ident=ident, by=by, command=command))
-        if begun.found:
+        has_begun = False
+        try:
+            has_begun = await self._console.must(partial(_begin, ident=ident, by=by, command=command))
+        finally:
+            if not has_begun:
+                self.running.pop(ident, None)
+        if has_begun:
             self._console.services.parts.task(f"action {ident}", self._run(ident, arguments), may_return=True)
-            return
-        self.running.pop(ident, None)
-        if begun.error is not None:
-            raise begun.error
 
     async def _run(self, ident: UUID, arguments: list[str]) -> None:
         try:
@@ -379,23 +380,19 @@ def _asked(request: Request, fields: Mapping[str, str]) -> tuple[str, Action, di
 
 async def _state(request: Request, action: Action, given: Given) -> State:
     settings = services_of(request).settings
-    found = await site.console_of(request).ask(lambda connection: action.state(connection, settings, given))
-    if isinstance(found.error, DatabaseUnavailable | DatabaseRefused):
-        raise found.error
-    if found.found is None:
-        assert found.error
-        raise NOT_FOUND(found.error.message, hint=found.error.hint)
-    return found.found
+    try:
+        return await site.console_of(request).must(lambda connection: action.state(connection, settings, given))
+    except (DatabaseUnavailable, DatabaseRefused):
+        raise
+    except SamefoldError as error:
+        raise NOT_FOUND(error.message, hint=error.hint) from None
 
 
 async def _record(request: Request, ident: UUID) -> dict[str, Any] | None:
     select = b"select * from operator_actions where id = %s"
-    found = await site.console_of(request).ask(
+    return await site.console_of(request).must(
         lambda connection: connection.cursor(row_factory=dict_row).execute(select, (ident,)).fetchone()
     )
-    if found.error is not None:
-        raise found.error
-    return found.found
 
 
 def _event(settings: Settings, partition: int, offset: int, version: int) -> dict[str, Any]:

@@ -16,12 +16,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from infra.archive.whole_log import read_range
+from infra.archive.whole_log import commits_of
 from infra.errors import SamefoldError
-from infra.log.partitioner import partition_of
-from infra.log.records import Commit, decode_event, decode_head, time_of
-from infra.log.rule import START, Counted, read
-from infra.log.topics import describe
+from infra.log.records import Commit, Record, time_of
+from infra.log.rule import Counted
 from infra.processes.time_limit import limit_calls
 from infra.settings import Settings
 from projections.engine.fold.fold import NOTHING_BLOCKED, RowCache, decode, fold
@@ -79,29 +77,19 @@ def history(settings: Settings, name: str, first: int) -> Iterator[Entry | None]
 
     Reads the stream's partition from its beginning.
     """
-    topic = describe(settings, settings.events_topic)
-    partition, key = partition_of(name, topic.partitions), name.encode()
     context = name.partition("/")[0]
     views = {view.name: view for view in all_views().values() if context in view.contexts}
-    fold_on = _Fold(Plan(views), partition)
-    reading, shown = START, 0
-    for records in read_range(settings, topic.name, partition, 0, topic.end[partition]):
-        reading, _, voids = read(reading, records, decode_head)
-        void = {one.offset: one.reason for one in voids}
-        for record in records:
-            if record.key != key or void.get(record.offset) == "garbage":
-                continue
-            commit = decode_event(record)
-            if not isinstance(commit, Commit) or commit.stream != name:
-                continue
-            why = void.get(record.offset, "")
-            if commit.events and not why and commit.version - len(commit.events) >= first + SHOWN - 1:
+    fold_on = _Fold(Plan(views))
+    shown = 0
+    for found in commits_of(settings, name):
+        for record, commit, void in found:
+            if commit.events and not void and commit.version - len(commit.events) >= first + SHOWN - 1:
                 return  # refusals may come after the last event that is shown
             if shown >= MOST_ENTRIES:
                 raise LongHistory(
                     f"The first {MOST_ENTRIES:,} entries are shown.", f"`samefold history {name}` has all."
                 )
-            for entry in fold_on.entries(commit, record.offset, record.time_ms, why, first):
+            for entry in fold_on.entries(commit, record, void or "", first):
                 yield entry
                 shown += 1
         yield None
@@ -110,21 +98,20 @@ def history(settings: Settings, name: str, first: int) -> Iterator[Entry | None]
 class _Fold:
     """Folds one stream's commits, event by event."""
 
-    def __init__(self, plan: Plan, partition: int) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.partition = partition
         self.held = RowCache(plan)
         self.blocked = NOTHING_BLOCKED
         self.problem = ""
         """Why the stream can't be folded further."""
 
-    def entries(self, commit: Commit, offset: int, time_ms: int, void: str, first: int) -> Iterator[Entry]:
+    def entries(self, commit: Commit, record: Record, void: str, first: int) -> Iterator[Entry]:
         reason = commit.reason
         entry = Entry(
             version=commit.version,
-            partition=self.partition,
-            offset=offset,
-            at=time_of(time_ms),
+            partition=record.partition,
+            offset=record.offset,
+            at=time_of(record.time_ms),
             command_id=commit.command_id,
             by=commit.by or "",
             type="",
@@ -139,7 +126,7 @@ class _Fold:
             one = replace(entry, version=version, type=event.type, data=msgspec.json.decode(event.data))
             alone = msgspec.structs.replace(commit, events=[event], version=version)
             if not void:
-                one = self._folded(one, Counted(offset, time_ms, alone), is_shown=version >= first)
+                one = self._folded(one, Counted(record.offset, record.time_ms, alone), is_shown=version >= first)
             if version >= first:
                 yield one
 
@@ -147,7 +134,7 @@ class _Fold:
         if self.problem:
             return replace(entry, problem=self.problem)
         try:
-            changes = fold(self.plan, decode(self.plan, self.partition, [counted]), self.held, self.blocked)
+            changes = fold(self.plan, decode(self.plan, entry.partition, [counted]), self.held, self.blocked)
         except SamefoldError as error:
             self.problem = error.message
             return replace(entry, problem=self.problem)

@@ -21,4 +21,5 @@ def router_of(app: FastAPI, services: Services) -> APIRouter:
     site.add_frame(router)
     for page in (overview, views, streams, work, tries, actions):
         page.add_to(router)
+    site.add(router, "/{path:path}", site.no_page)
     return router

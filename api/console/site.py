@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import jinja2
@@ -81,6 +81,13 @@ class Console:
             return Section(None, silent)
         except SamefoldError as error:
             return Section(None, error.with_traceback(None))
+
+    async def must(self, question: Callable[[Connection], T]) -> T:
+        """As `ask`, for what a page is nothing without. Raises what the question raises, DatabaseUnavailable."""
+        section = await self.ask(question)
+        if section.error is not None:
+            raise section.error
+        return cast(T, section.found)
 
     def of_kafka(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Work that waits for the brokers, in a thread that nothing else needs."""
@@ -311,6 +318,12 @@ async def static(request: Request) -> Response:
     if found is None:
         raise NOT_FOUND()
     return Response(found[0], media_type=found[1])
+
+
+async def no_page(request: Request) -> Response:
+    if request.path_params["path"] == "":
+        return RedirectResponse(CONSOLE, 303)
+    raise NOT_FOUND()
 
 
 async def code(request: Request) -> Response:

@@ -89,7 +89,7 @@ _ACTIONS = "select id, at, by, command, ended_at, exit_code from operator_action
 _ACTIVATIONS = "select policy, number, version, at from activations order by at desc, policy, number desc limit 50"
 
 
-_BY_INDEX = b"set enable_seqscan = off; set enable_hashjoin = off; set enable_mergejoin = off; set enable_sort = off"
+_BY_INDEX = b"set enable_sort = off"
 """In the order of the key, whatever PostgreSQL expects: of a comparison of rows it looks at the first column only."""
 
 

@@ -1,13 +1,13 @@
 """Reads the whole log: a range of a topic's partition from Kafka, and from the archive what Kafka does not hold."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from confluent_kafka import Consumer
 
 from infra.log.partitioner import partition_of
-from infra.log.records import Commit, Record, decode_event, time_of
+from infra.log.records import Commit, Record, decode_event, decode_head, time_of
 from infra.log.rule import START, read
 from infra.log.source import LogTrimmed, NotHeld, read_held
 from infra.log.topics import describe
@@ -55,8 +55,16 @@ def archived(
         )
 
 
-def history_of(settings: Settings, stream: str) -> Iterator[dict[str, Any]]:
-    """The commits of a stream in order, as plain data. `void` says why a record has no effect; None where it has.
+class Historic(NamedTuple):
+    """A stream's commit with its record; `void` tells why it has no effect, None where it has."""
+
+    record: Record
+    commit: Commit
+    void: str | None
+
+
+def commits_of(settings: Settings, stream: str) -> Iterator[list[Historic]]:
+    """The commits of a stream in order, those of each batch of records that was read; most batches have none.
 
     Reads the stream's whole partition. Raises TopicMissing, KafkaUnavailable, LogTrimmed, UnreadableRecord.
     """
@@ -64,13 +72,22 @@ def history_of(settings: Settings, stream: str) -> Iterator[dict[str, Any]]:
     partition, key = partition_of(stream, topic.partitions), stream.encode()
     reading = START
     for records in read_range(settings, topic.name, partition, 0, topic.end[partition]):
-        reading, _, voids = read(reading, records)
+        reading, _, voids = read(reading, records, decode_head)
         why = {void.offset: void.reason for void in voids}
+        found = []
         for record in records:
             void = why.get(record.offset)
             if record.key == key and void != "garbage":
-                entry = decode_event(record)
-                if isinstance(entry, Commit) and entry.stream == stream:
-                    at = time_of(record.time_ms).isoformat()
-                    where = {"partition": partition, "offset": record.offset, "time": at}
-                    yield msgspec.json.decode(record.value or b"") | {"void": void} | where
+                commit = decode_event(record)
+                if isinstance(commit, Commit) and commit.stream == stream:
+                    found.append(Historic(record, commit, void))
+        yield found
+
+
+def history_of(settings: Settings, stream: str) -> Iterator[dict[str, Any]]:
+    """The commits of a stream in order, as plain data with `partition`, `offset`, `time` and `void`. Raises as `commits_of`."""
+    for found in commits_of(settings, stream):
+        for record, _, void in found:
+            at = time_of(record.time_ms).isoformat()
+            where = {"void": void, "partition": record.partition, "offset": record.offset, "time": at}
+            yield msgspec.json.decode(record.value or b"") | where

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from html import unescape
+from pathlib import Path
 from uuid import uuid4
 
 import httpx
@@ -19,7 +20,9 @@ from infra.access import Access
 from infra.settings import Settings
 from tests.engine.api.api import DAY, Api, everything, fresh, served, serving
 from tests.engine.api.tokens import Keys, key_file, locked
+from tests.engine.service.test_two_releases import write_tree
 from tests.engine.spine import set_up
+from tools.testing.fixtures import ROOT
 from tools.testing.waiting import until
 
 PAGES = ("", "/views", "/streams", "/try")
@@ -215,6 +218,37 @@ def test_a_page_is_loaded_again_when_the_code_is_another(api: Api) -> None:
 def test_there_is_no_console_unless_it_is_on(shared_world: Settings, api: Api) -> None:
     with serving(shared_world.model_copy(update={"console": False}), "without") as without:
         assert without.get("/console").status_code == 404
+
+
+EVOLVE = "def evolve(row: Balance | None, event: AccountOpened | Movement | AccountClosed, at: At) -> Balance | None:\n"
+FAULTS = """    if at.id.startswith("endless"):
+        __import__("re").match(r"(a+)+$", "a" * 60 + "b")
+    if at.id.startswith("exits"):
+        __import__("os")._exit(3)
+"""
+
+
+@pytest.mark.slow
+def test_a_fold_that_never_ends_or_ends_its_process_harms_one_history(
+    shared_world: Settings, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless, exits, well = f"endless{fresh()}", f"exits{fresh()}", api.opened()
+    for name in (endless, exits):
+        assert api.post(name, "open-account", key=name, overdraft_limit=0).status_code == 200
+    code = write_tree(tmp_path / "code", ROOT, {"projections/balances.py": [(EVOLVE, EVOLVE + FAULTS)]})
+    monkeypatch.chdir(code)
+    with serving(with_console(shared_world).model_copy(update={"decide_limit_s": 1}), "other code") as other:
+        for name, says in (
+            (endless, "longer than"),
+            (exits, "The process that reads it has ended (3)"),
+            (well, f"balances {well} "),
+        ):
+            assert says in stream(other, name)
+
+
+def test_an_address_without_a_page_says_so(api: Api) -> None:
+    assert api.get("/console/").headers["Location"] == "/console"
+    assert "There is nothing under this path" in shown(api.get("/console/nothing/here"), 404)
 
 
 def test_without_stores_each_page_stands_and_says_so(world: Settings) -> None:

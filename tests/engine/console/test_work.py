@@ -258,7 +258,7 @@ def test_the_page_stands_without_a_database(api: Api, world: Settings) -> None:
 
 def test_no_list_reads_a_whole_table(empty_world: Settings) -> None:
     upgrade(empty_world)
-    with connect(empty_world, "test") as db:
+    with connect(empty_world, "test", by_key=True) as db:
         for statement in MANY:
             db.execute(statement.encode())
         for name, listing in work.LISTS.items():
