@@ -139,7 +139,7 @@ def _policy(connection: Connection, settings: Settings, given: Given) -> State:
     return State(facts, (now.live, now.state), options=("--yes",) if is_older else ())
 
 
-def _removed(connection: Connection, settings: Settings, given: Given) -> State:
+def _policy_as_it_is(connection: Connection, settings: Settings, given: Given) -> State:
     return _policy(connection, settings, given)._replace(options=())
 
 
@@ -191,11 +191,18 @@ ACTIONS = {
         "This code's version of {policy} reacts to the events from now on.",
         _policy,
     ),
+    "policies-resume": Action(
+        "Let a policy go on",
+        "policies resume --posts-from=now POLICY",
+        "{policy} reacts again: commands are wished again, and decided once. Posts are made of events from now on only; for those "
+        "of older events name another moment on the command line.",
+        _policy_as_it_is,
+    ),
     "policies-remove": Action(
         "Remove a policy",
         "policies remove POLICY",
         "No version of {policy} reacts to events from now on. It is refused while the policy has open wishes.",
-        _removed,
+        _policy_as_it_is,
     ),
     "views-resume": Action(
         "Resume a stopped view",

@@ -1,4 +1,4 @@
-"""make test + test-all: what a decision that never ends, or that ends its handler, does to the others; some handlers die of it.
+"""make test + test-all + prove: what a decision that never ends, or ends its handler, does to others; some handlers die of it.
 
 Handlers run as processes, with a copy of the sample whose `decide` or views do it for certain amounts.
 """
@@ -94,7 +94,7 @@ def test_a_decision_that_does_not_end_is_recorded_as_failed_and_the_partition_go
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_attempt", [True, False])
+@pytest.mark.parametrize("is_attempt", [True, pytest.param(False, marks=pytest.mark.prove(part="chaos"))])
 def test_checks_that_do_not_end_are_made_one_by_one(world: Settings, tmp_path: Path, is_attempt: bool) -> None:
     """Many of them at once would cost the handler its place in the group."""
     slow = [deposit("ada", f"slow{n}", CHECK_LOOP) for n in range(5)]
@@ -110,7 +110,9 @@ def test_checks_that_do_not_end_are_made_one_by_one(world: Settings, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [IN_C, KILL, CHECK_KILL])
+@pytest.mark.parametrize(
+    "fault", [KILL, *(pytest.param(one, marks=pytest.mark.prove(part="chaos")) for one in (IN_C, CHECK_KILL))]
+)
 def test_a_command_that_ends_its_handler_each_time_is_recorded_as_failed_and_the_partition_goes_on(
     world: Settings, tmp_path: Path, fault: int
 ) -> None:

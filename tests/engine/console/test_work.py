@@ -162,6 +162,11 @@ def test_views_and_policies(api: Api, world: Settings) -> None:
     assert second != first
     policy = "select version from activations where policy = 'transfers' order by number desc limit 1"
     assert scalar(world, policy) > 0
+    with connect(world, "test") as db:  # as a new database over an old log has it
+        db.execute("update activations set posts_from = null where policy = 'transfers'")
+    assert "Go on</a>" in get(api, "/work").text
+    done(api, ("policies-resume", {"policy": "transfers"}))
+    assert scalar(world, "select posts_from > now() - interval '1 day' from activations where policy = 'transfers'")
     done(
         api,
         ("switch", {"view": "daily_totals", "version": version}),

@@ -510,7 +510,7 @@ def park(settings: Settings, account: str) -> None:
         )
 
 
-@pytest.mark.slow
+@pytest.mark.prove(part="chaos")
 def test_an_agent_on_spark_reads_over_tls_and_shows_no_password(house: House, tmp_path: Path) -> None:
     set_up(house.plain)
     log, settings = tmp_path / "spark.log", house.of("agent")

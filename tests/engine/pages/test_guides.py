@@ -1,4 +1,4 @@
-"""make test + test-all + prove: files are compared; a service's checks of them take longer, and each walk a minute.
+"""make test + prove: files are compared; a service's checks of them and each walk take minutes.
 
 The guides are walked from the first line to the last, and the files that they show are good."""
 
@@ -28,7 +28,7 @@ def test_the_page_on_access_shows_the_files_as_they_are() -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.prove(part="new-services")
 @pytest.mark.integration
 @pytest.mark.xdist_group("services")
 def test_the_pages_files_pass_the_checks_of_a_service(hotel: Tree) -> None:

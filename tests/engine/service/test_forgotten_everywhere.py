@@ -1,4 +1,4 @@
-"""make test-all + prove: a whole service; with Spark it takes longer.
+"""make prove: a whole service, and all its files are searched.
 
 A name is nowhere but at the edges, and not even there once its person is forgotten.
 
@@ -30,7 +30,7 @@ from tools.dev.stack import Stack
 from tools.testing.fixtures import ROOT
 from tools.testing.waiting import DEADLINE_S, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.xdist_group("services")]
+pytestmark = [pytest.mark.prove(part="new-services"), pytest.mark.integration, pytest.mark.xdist_group("services")]
 
 NAME, MAIL = "Zephyrine Quillfeather-Ödland", "zephyrine@quillfeather.example"
 OTHER = "Bartholomew Nightshade"
@@ -305,7 +305,7 @@ def shop(author: Author, data: Path, receiver: Receiver) -> Iterator[Shop]:  # n
     made.client.close()
 
 
-SPARK = pytest.param(("spark", "--master", "local[2]"), marks=pytest.mark.prove(part="new-services"), id="spark")
+SPARK = pytest.param(("spark", "--master", "local[2]"), id="spark")
 """It has files of its own."""
 
 

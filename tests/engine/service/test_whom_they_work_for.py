@@ -1,4 +1,4 @@
-"""make test + test-all: what is code takes no store, other stores and another code take Spark.
+"""make test + test-all + prove: what is code takes no store, other stores and another code take Spark.
 
 Whoever reads the log or writes a table for another process works on the same Kafka, database, archive and code, or says so.
 
@@ -127,7 +127,11 @@ def written(world: Settings) -> list[object]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("misled", ["kafka", "database", "code"], indirect=True)
+@pytest.mark.parametrize(
+    "misled",
+    ["kafka", *(pytest.param(one, marks=pytest.mark.prove(part="chaos")) for one in ("database", "code"))],
+    indirect=True,
+)
 def test_executors_that_work_elsewhere_end_each_job_by_name_and_write_nothing(
     bank: Bookkeeper, misled: str, spark: SparkSession
 ) -> None:

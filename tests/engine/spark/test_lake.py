@@ -494,7 +494,6 @@ def test_a_dataset_that_fails_is_named(bank: Bookkeeper, spark: SparkSession, au
     for body, told in [
         ("raise ValueError('no idea')", "'mine' could not be made: ValueError: no idea"),
         ("return None", "returned NoneType"),
-        ("return log.events(MoneyDeposited).collect()", "returned list"),
         ("return log.events(MoneyDeposited).select('nowhere')",
          "'mine' could not be made: AnalysisException: .*nowhere.* Mend the cause in spark_jobs/mine.py"),
         ("return log.events(MoneyDeposited).select(F.raise_error(F.lit('odd')))", "'mine' could not be made: .*odd"),
@@ -646,7 +645,7 @@ def test_a_cluster_needs_a_url(world: Settings) -> None:
 # ── processes of their own ──
 
 
-@pytest.mark.slow
+@pytest.mark.prove(part="chaos")
 def test_a_killed_process_leaves_nothing_that_a_reader_sees(bank: Bookkeeper, spark: SparkSession) -> None:
     world = bank.world
     bank.life(ACCOUNTS, 5)

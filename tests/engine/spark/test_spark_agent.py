@@ -305,7 +305,10 @@ def test_a_defect_behind_a_micro_batch_ends_it_and_begins_no_other_query(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("code", "gone"), [("stopping", set(PARKING)), ("ending", {"sums"})])
+@pytest.mark.parametrize(
+    ("code", "gone"),
+    [("stopping", set(PARKING)), pytest.param("ending", {"sums"}, marks=pytest.mark.prove(part="chaos"))],
+)
 def test_views_stop_alone_as_under_the_faust_agents(
     keeper: Bookkeeper, folding: Start, code: str, gone: set[str]
 ) -> None:
@@ -353,7 +356,7 @@ def test_poison_ends_its_process_right_before_it_as_the_faust_agents(
     exact(keeper.world)
 
 
-@pytest.mark.slow
+@pytest.mark.prove(part="chaos")
 def test_it_waits_out_a_database_that_drops_its_connections(keeper: Bookkeeper, folding: Start) -> None:
     world = keeper.world
     with folding():
