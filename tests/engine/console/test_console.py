@@ -1,4 +1,4 @@
-"""make test: real Kafka and PostgreSQL.
+"""make test + test-all: real Kafka and PostgreSQL.
 
 The console's pages over HTTP: what they show, who may see and send what, and what no page may do.
 """
