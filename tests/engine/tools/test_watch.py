@@ -225,5 +225,14 @@ def test_what_runs_follows_each_saved_file(watched: Watched) -> None:
     watched.shows("room_names", "12", letters=6)
     write(VIEW, "VERSION = 1", "VERSION = 2")
     watched.shows("room_names", "12", letters=-6)
+    # the same once, where nothing runs; and nowhere but on the development stack
+    watched.end()
+    write(VIEW, "-len(name)", "2 * len(name)")
+    service.samefold("dev", "up")
+    assert "room_names is folded into" in service.samefold("sync").stdout
+    assert "Nothing to do" in service.samefold("sync").stdout
     assert service.samefold("db", "check").stdout
     assert "0 differences" in service.samefold("verify").stdout
+    service.environment["SAMEFOLD_DATABASE_URL"] = "postgresql://samefold@127.0.0.1:1/elsewhere"
+    assert "another Kafka or database" in service.samefold("sync", code=1).stderr
+    del service.environment["SAMEFOLD_DATABASE_URL"]
