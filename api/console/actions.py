@@ -34,6 +34,7 @@ from infra.settings import Settings
 from policies.engine.operate import policy_states, wish
 from policies.engine.policy import discover
 from projections.engine.rebuild.builds import droppable
+from projections.engine.rebuild.rebuild import needed
 from projections.engine.rebuild.switch import pointers
 from projections.engine.store.parking import parked_in
 from projections.engine.store.positions import stopped_views
@@ -155,6 +156,13 @@ def _view(connection: Connection, _: Settings, given: Given) -> State:
     return State(facts, (facts["table"], facts.get("at")))
 
 
+def _needed(connection: Connection, _: Settings, __: Given) -> State:
+    found = {name: f"v{code_version(name)}" for name in needed(pointers(connection), all_views())}
+    if not found:
+        raise NOT_FOUND("Each view is live in this code's version.")
+    return State(found, [*found.items()])
+
+
 def _tables(_: Connection, settings: Settings, given: Given) -> State:
     found = {build.table: str(build.state) for build in droppable(settings, given["view"], given["table"])}
     return State(found, [*found])
@@ -218,9 +226,17 @@ ACTIONS = {
     ),
     "rebuild": Action(
         "Rebuild a view",
-        "rebuild VIEW",
-        "A new table of {view} is folded from the whole log while agents work on, and goes live. It may take long.",
+        "rebuild --processes=1 VIEW",
+        "A new table of {view} is folded from the whole log while agents work on, and goes live. It may take long: one process "
+        "folds, beside the API. On the command line more may share it.",
         _view,
+    ),
+    "rebuild-needed": Action(
+        "Rebuild what this code needs",
+        "rebuild --processes=1",
+        "New tables of these views are folded from the whole log while agents work on, and go live together. It may take long: "
+        "one process folds, beside the API. On the command line more may share it.",
+        _needed,
     ),
     "views-drop": Action(
         "Drop tables of a view",

@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -22,7 +23,8 @@ from infra.log.records import Commit, Record, time_of
 from infra.log.rule import Counted
 from infra.processes.time_limit import limit_calls
 from infra.settings import Settings
-from projections.engine.fold.fold import NOTHING_BLOCKED, RowCache, decode, fold
+from projections.engine.fold.errors import PoisonEvent
+from projections.engine.fold.fold import NOTHING_BLOCKED, Changes, RowCache, decode, fold
 from projections.engine.fold.plan import Plan
 from projections.engine.views.core_views import all_views
 from projections.engine.views.view import View
@@ -133,11 +135,17 @@ class _Fold:
     def _folded(self, entry: Entry, counted: Counted, *, is_shown: bool) -> Entry:
         if self.problem:
             return replace(entry, problem=self.problem)
-        try:
-            changes = fold(self.plan, decode(self.plan, entry.partition, [counted]), self.held, self.blocked)
-        except SamefoldError as error:
-            self.problem = error.message
-            return replace(entry, problem=self.problem)
+        stopped: list[tuple[str, tuple[Change, ...]]] = []
+        changes: Changes | None = None
+        while changes is None:
+            try:
+                changes = fold(self.plan, decode(self.plan, entry.partition, [counted]), self.held, self.blocked)
+            except SamefoldError as error:
+                if not (isinstance(error, PoisonEvent) and self.plan.views[error.view].stops_alone):
+                    self.problem = error.message
+                    return replace(entry, problem=self.problem)
+                stopped.append((f"{error.view} stops here", (Change("", None, json.dumps(error.cause)),)))
+                self.plan = self.plan.only(*(self.plan.views.keys() - {error.view}))
         if is_shown:
             entry = self._compared(
                 entry, counted.commit.stream, changes.states, changes.rows, changes.added, changes.sums
@@ -145,7 +153,7 @@ class _Fold:
             parked = (
                 (f"{one.view} parks it here", (Change("", None, json.dumps(one.error)),)) for one in changes.parked
             )
-            entry = replace(entry, rows=(*entry.rows, *parked))
+            entry = replace(entry, rows=(*entry.rows, *parked, *stopped))
         self.blocked = self.blocked.and_parked(changes.parked)
         self.held.merge(changes)
         return entry
@@ -227,11 +235,12 @@ def main() -> None:
     arguments = parser.parse_args()
     settings = Settings()
     limit_calls(settings.decide_limit_s)
-    try:
-        for entry in history(settings, arguments.stream, arguments.first):
-            _write(entry)
-    except SamefoldError as error:
-        _write([error.message, error.hint])
+    with suppress(BrokenPipeError):  # its reader was killed
+        try:
+            for entry in history(settings, arguments.stream, arguments.first):
+                _write(entry)
+        except SamefoldError as error:
+            _write([error.message, error.hint])
 
 
 def _write(line: object) -> None:

@@ -118,6 +118,7 @@ async def stream(request: Request, name: str) -> Response:
     values: dict[str, Any] = site.values_of(request, "streams") | {
         "name": name,
         "now": replace(now, state=await site.opened(request, now.state), rows=await site.opened(request, now.rows)),
+        "message": await site.opened(request, now.outcome.message if now.outcome else ""),
         "database": found.error,
         "command": command,
         "first": first,
@@ -211,15 +212,7 @@ def _told(services: Services, name: str, first: int, *, may_open: bool) -> Gener
         with ExitStack() as stack:
             connection: Connection | None = None
             for entry in _read(settings, name, first):
-                if (
-                    not isinstance(entry, Entry)
-                    or keys is None
-                    or not (
-                        ids := key_ids(
-                            json.dumps([entry.data, entry.message, entry.changes, entry.state, entry.rows], default=str)
-                        )
-                    )
-                ):
+                if not isinstance(entry, Entry) or keys is None or not (ids := key_ids(msgspec.json.encode(entry))):
                     yield entry
                 elif not may_open:
                     yield _changed(entry, hidden_value)
@@ -269,6 +262,7 @@ def _changed(entry: Entry, show: Callable[[Any], Any]) -> Entry:
         entry,
         data=show(entry.data),
         message=show(entry.message),
+        problem=show(entry.problem),
         state=show(entry.state),
         changes=shown(entry.changes),
         rows=rows,

@@ -29,8 +29,10 @@ async def views(request: Request) -> Response:
     seen = services_of(request).stores.seen
     parked = {view: streams for view, streams, _ in seen.views} if seen else {}
     shown = [one | {"parked": parked.get(one["name"], 0)} for one in found.found or ()]
+    why = await site.opened(request, {one["name"]: one["stopped"].error for one in shown if one["stopped"]})
     template = "views-live.html" if "HX-Request" in request.headers else "views.html"
-    return site.page(request, template, views=shown, database=found.error)
+    several = sum(one["needs_build"] for one in shown) > 1  # those of one agent can only go live together
+    return site.page(request, template, views=shown, several=several, why=why, database=found.error)
 
 
 def _views(connection: Connection) -> list[dict[str, Any]]:
@@ -63,6 +65,8 @@ def _view(
         for one in others
         if code and one.version == code.version and one.state in (BuildState.READY, BuildState.OLD)
     ]
+    is_resumed = code and stopped and code.kind is not Kind.JOURNAL and code.version == stopped.version
+    how = "switch" if code is None else "views resume" if is_resumed else "rebuild"
     return {
         "name": name,
         "kind": code.kind if code else None,
@@ -72,7 +76,7 @@ def _view(
         "agent": code.agent if code else live.agent if live else None,
         "table": tables.get(live.table) if live else None,
         "stopped": stopped,
-        "how": "switch" if code is None else "rebuild" if code.kind is Kind.JOURNAL else "views resume",
+        "how": how,
         "builds": [_build(one, tables[one.table]) for one in others],
         "switch_to": code.version if code and ready and (live is None or live.version != code.version) else None,
         "needs_upgrade": code is not None and code.table_name not in tables,

@@ -30,11 +30,13 @@ from infra.log.partitioner import partition_of
 from infra.log.records import encode
 from infra.settings import Settings
 from policies.engine import webhooks as webhooks_engine
-from projections.engine.views.core_views import all_views
+from projections.engine.rebuild.rebuild import resume
+from projections.engine.views.core_views import agent_views, all_views
 from tests.engine.api.api import Api, served, serving, unfolded
 from tests.engine.api.test_api_views import folded, get, subscribed
 from tests.engine.domain.customers import CUSTOMERS
 from tests.engine.policies.test_webhooks import Receiver, posting, put, receiver, with_endpoints  # noqa: F401  # a fixture
+from tests.engine.projections.bankviews import stop_as_older_code_would
 from tests.engine.projections.querykit import query
 from tests.engine.spine import command, open_account, outcomes, produce, project
 from tools.testing.fixtures import Samefold, world_of
@@ -171,13 +173,14 @@ def test_a_query_shows_what_it_selects_as_it_is(bank: Bank, tmp_path: Path) -> N
 
 
 def test_the_console_shows_them_to_those_who_may_see_them(bank: Bank) -> None:
-    bank.deposit("looked-at", f"for {bank.sealed('customers/looked-at')}!")
+    token = bank.sealed("customers/looked-at")
+    bank.deposit("looked-at", f"for {token}!")
 
     def may_operate(caller: Caller, right: Right) -> bool:
         return right == "look" or caller.subject == "olga"
 
-    def shown(caller: str) -> set[str]:
-        answer = api.client.get("/console/streams?stream=accounts/looked-at", headers={"Caller": caller})
+    def shown(caller: str, page: str = "streams?stream=accounts/looked-at") -> set[str]:
+        answer = api.client.get(f"/console/{page}", headers={"Caller": caller})
         return {*re.findall(r"for ([^!]*)!", unescape(answer.text))}
 
     world = bank.world.model_copy(update={"console": True})
@@ -185,6 +188,9 @@ def test_the_console_shows_them_to_those_who_may_see_them(bank: Bank) -> None:
         as_json = json.dumps(NAME, ensure_ascii=False)[1:-1]
         assert shown("olga") == {as_json}
         assert shown("vera") == {"(hidden)"}
+        stop_as_older_code_would(world, "balances", f"for {token}!")
+        assert (shown("olga", "views"), shown("vera", "views")) == ({NAME}, {"(hidden)"})
+        resume(world, ["balances"], agent_views("core"))
         bank.forget("customers/looked-at")
         assert shown("olga") == {SOMEONE}
         assert shown("vera") == {"(hidden)"}

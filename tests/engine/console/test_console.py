@@ -235,11 +235,13 @@ def test_a_fold_that_never_ends_or_ends_its_process_harms_one_history(
     endless, exits, well = f"endless{fresh()}", f"exits{fresh()}", api.opened()
     for name in (endless, exits):
         assert api.post(name, "open-account", key=name, overdraft_limit=0).status_code == 200
+    api.post(endless, "deposit", key=f"{endless}-2", cents=700)
     code = write_tree(tmp_path / "code", ROOT, {"projections/balances.py": [(EVOLVE, EVOLVE + FAULTS)]})
     monkeypatch.chdir(code)
     with serving(with_console(shared_world).model_copy(update={"decide_limit_s": 1}), "other code") as other:
         for name, says in (
-            (endless, "longer than"),
+            (endless, "balances stops here"),
+            (endless, "statement, a new line"),
             (exits, "The process that reads it has ended (3)"),
             (well, f"balances {well} "),
         ):

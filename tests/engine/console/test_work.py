@@ -175,9 +175,23 @@ def test_views_and_policies(api: Api, world: Settings) -> None:
     assert live_table(world, "daily_totals") == first
     assert scalar(world, policy) == 0
     stop_as_older_code_would(world, "balances")
+    assert "Resume balances" in get(api, "/views").text
+    # by another version than this code's, it has no build to go on with
+    with connect(world, "test") as db:
+        db.execute("update stopped_views set version = version - 1")
+        assert "Rebuild balances" in get(api, "/views").text
+        db.execute("update stopped_views set version = version + 1")
     done(api, ("views-drop", {"view": "daily_totals", "table": second}), ("views-resume", {"view": "balances"}))
     assert scalar(world, "select state from builds where table_name = %s", second) == "abandoned"
     assert scalar(world, "select count(*) from live where view = 'balances'") == 1
+    assert get(api, "/do/rebuild-needed").status_code == 404
+    with connect(world, "test") as db:
+        db.execute("update live set version = version - 1 where view in ('balances', 'statement')")
+        assert get(api, "/views").text.count("Rebuild what this code needs</a>") == 2
+        asks = get(api, "/do/rebuild-needed").text
+        db.execute("update live set version = version + 1 where view in ('balances', 'statement')")
+    assert "samefold rebuild --processes=1<" in asks
+    assert ">statement<" in asks
 
 
 def test_an_action_that_fails_says_so_in_the_commands_own_words(api: Api, world: Settings) -> None:

@@ -165,14 +165,14 @@ def a_batch_around(world: Settings, views: Mapping[str, View], act: Callable[[],
         return committer.apply(db, batches)
 
 
-def stop_as_older_code_would(world: Settings, name: str) -> None:
+def stop_as_older_code_would(world: Settings, name: str, why: str = "[red]x[/red]") -> None:
     """Stop a view where its agent is, at an event of account 3."""
     with connect(world, "older code") as db:
         positions = read_positions(db, "core", world.events_topic)
         assert positions is not None
         at = partition_of("accounts/3", len(positions.readings))
         offset = positions.readings[at].next_offset
-        cause = ValueError("[red]x[/red]")
+        cause = ValueError(why)
         stop_view(db, positions, PoisonEvent(name, "accounts/3", 9, partition=at, offset=offset, cause=cause))
 
 
