@@ -319,7 +319,9 @@ def _count(actions: Sequence[Action]) -> None:
         metrics.HANDLER_REJECTIONS.labels(why).inc(count)
         if why not in ("refused", "version-conflict"):
             first = next(one.stream for one in appends if one.reason and one.reason.code == why)
-            log.warning("%d commands were rejected as %s, the first of %s: outcomes say why", count, why, first)
+            log.warning(
+                "%d commands were rejected as %s, the first of %s: `samefold history` says why", count, why, first
+            )
 
 
 def _ended(span: Span, report: Report, error: KafkaError | None, message: Message) -> None:

@@ -13,7 +13,7 @@ from itertools import groupby
 from operator import itemgetter
 from random import Random
 from string import ascii_letters, digits
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Raw
 from msgspec.json import encode
@@ -26,7 +26,7 @@ from infra.log.rule import Counted
 from policies.engine import outbox, policy
 from policies.engine.policy import PUBLIC, Policy
 from policies.engine.public_schema import NothingPublic, publication
-from projections.engine.fold.errors import EngineStop
+from projections.engine.fold.errors import EngineStop, PoisonEvent
 from projections.engine.fold.fold import Changes, RowCache, decode, fold
 from projections.engine.fold.plan import Plan
 from projections.engine.views import core_views
@@ -37,6 +37,16 @@ STREAMS, EVENTS = 10, 30
 """So many streams with so many events: with other numbers the results in records are not compared, until the next release."""
 NOTHING, FAILS = ".", "!"
 T = TypeVar("T")
+
+
+class Result(NamedTuple):
+    """What a view makes of an event, as a digit, and why it can't fold it; "" where it can."""
+
+    event: str
+    digit: str
+    why: str
+
+
 _DIGITS = ascii_letters + digits + "-_"
 
 
@@ -50,8 +60,8 @@ def released_views() -> list[View]:
     return views + [dataclasses.replace(outbox.view_of(one), function=partial(_wishes, one.react)) for one in policies]
 
 
-def results(view: View, context: Context, released: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The stored type of each event in turn, with a digit for what the view makes of it. `released`: the record's events."""
+def results(view: View, context: Context, released: Mapping[str, Any]) -> list[Result]:
+    """Of each event in turn, by its stored type. `released`: the record's events."""
     known = ((stored, encode(one["body"])) for stored, one in golden_bodies(released) if stored in context.readers)
     bodies = sorted(known, key=itemgetter(0))  # of a type in their order
     streams = [[one] for one in bodies]
@@ -59,21 +69,21 @@ def results(view: View, context: Context, released: Mapping[str, Any]) -> list[t
         by_type, chance = [[*of] for _, of in groupby(bodies, itemgetter(0))], Random(STREAMS)
         streams += [[_one_of(_one_of(by_type, chance), chance) for _ in range(EVENTS)] for _ in range(STREAMS)]
     plan = Plan({view.name: dataclasses.replace(view, on_poison="stop")}, {context.name: context})
-    held, found = RowCache(plan), list[tuple[str, str]]()
+    held, found = RowCache(plan), list[Result]()
     for number, stream in enumerate(streams):
         version = 1
         for stored, body in stream:
             made, offset = [EventRecord(stored, Raw(body))], len(found)
             commit = Commit(f"{context.name}/{number}", version, made, "c", 0, "", "accepted", None, epoch=0, seq=1)
-            digit = FAILS
-            with suppress(EngineStop):
+            try:
                 changes = fold(
                     plan, decode(plan, 0, [Counted(offset, 1_767_225_600_000 + 1000 * offset, commit)]), held
                 )
-                digit = _digit(view, context, changes, held)
+                found.append(Result(stored, _digit(view, context, changes, held), ""))
                 held.merge(changes)
                 version += 1
-            found.append((stored, digit))
+            except EngineStop as stop:
+                found.append(Result(stored, FAILS, stop.cause if isinstance(stop, PoisonEvent) else stop.message))
     return found
 
 

@@ -143,7 +143,7 @@ def release(
             one.pop("state", None)  # which older releases wrote
         record["views"] = {}
         for view in (view for view in views if name in view.contexts):
-            made = "".join(digit for _, digit in results(view, context, record["events"]))
+            made = "".join(one.digit for one in results(view, context, record["events"]))
             record["views"][view.name] = {"version": view.version, "shape": view.shape, "results": made}
         text = json.dumps(record, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
         file = folder / f"{name}.json"
@@ -297,8 +297,9 @@ def _check_views(
                 why = f"its result for {older[0]} differs from the release's"
             elif len(made) != len(recorded):
                 report.tell("the results of states, views and policies are not in the record yet")
-            elif differs := [event for (event, digit), old in zip(made, recorded, strict=True) if digit != old]:
-                why = f"its result for {differs[0]} differs from the release's"
+            elif differs := [one for one, old in zip(made, recorded, strict=True) if one.digit != old]:
+                why = f"its result for {differs[0].event} differs from the release's"
+                why += f": it fails with {differs[0].why}" if differs[0].why else ""
         if why:
             report.refuse(Refusal(what, (why,), _raise(view, context.name, last + 1)))
 

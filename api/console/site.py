@@ -181,6 +181,7 @@ def values_of(request: Request, current: str) -> dict[str, Any]:
     caller = caller_of(request)
     return {
         "current": current,
+        "service": services_of(request).settings.group_prefix,
         "subject": caller.subject if caller else None,
         "may_change": may_operate(request, "change"),
         # not of what a form was answered with: to load that again is to send the form again
@@ -279,7 +280,7 @@ async def sign_in(request: Request) -> Response:
     if services.issuer is None:
         return RedirectResponse(CONSOLE, 303)
     if request.method != "POST":
-        return _signing_in(200)
+        return _signing_in(request, 200)
     try:
         _require_own_page(request)
         token = (await form_of(request, 4 * LONGEST_COOKIE)).get("token", "").strip()
@@ -288,11 +289,11 @@ async def sign_in(request: Request) -> Response:
         caller, until = await services.issuer.caller_of(token)
     except TokenRefused as error:
         log.warning("refused a token at the console: %s", error.message)
-        return _signing_in(NOT_AUTHENTICATED.status, error.message)
+        return _signing_in(request, NOT_AUTHENTICATED.status, error.message)
     except SamefoldError as error:
-        return _signing_in(503, str(error))
+        return _signing_in(request, 503, str(error))
     except Problem as problem:
-        return _signing_in(problem.kind.status, problem.detail)
+        return _signing_in(request, problem.kind.status, problem.detail)
     log.info("%r signs in to the console", caller.subject)
     answer = RedirectResponse(CONSOLE, 303)
     options: dict[str, Any] = {"max_age": max(int(until - time.time()), 1), "path": CONSOLE, "httponly": True}
@@ -307,10 +308,8 @@ async def sign_out(_request: Request) -> Response:
     return answer
 
 
-def _signing_in(status: int, problem: str = "") -> Response:
-    frame = {"current": "sign-in", "subject": None, "may_change": False, "reloads": False, "problem": problem}
-    text = TEMPLATES.get_template("sign-in.html").render(frame)
-    return Response(text, status, {"Content-Security-Policy": POLICY}, "text/html; charset=utf-8")
+def _signing_in(request: Request, status: int, problem: str = "") -> Response:
+    return page(request, "sign-in.html", status, problem=problem, subject=None, reloads=False)
 
 
 async def static(request: Request) -> Response:

@@ -175,26 +175,39 @@ def _now(connection: Connection, name: str, command: str) -> Now:
         query = sql.SQL("select version, state from {} where stream = %s").format(sql.Identifier(pointer.table))
         for version, state in connection.execute(query, (name,)):  # noqa: B007
             pass
-    rows = []
+    rows, parked = [], _parked(connection, [one.table for one in live.values()], name)
     for view in all_views().values():
         pointer = live.get(view.name)
         if pointer and pointer.version == view.version and context in view.contexts and _is_of_one_stream(view):
-            of_it = sql.SQL("select to_jsonb(t) from {} t where {} = %s order by {} limit %s")
+            of_it = sql.SQL("select to_jsonb(t)::text from {} t where {} in (%s, %s) order by {} limit %s")
             key = sql.Identifier(view.key[0].name)
             order = sql.SQL(", ").join(sql.Identifier(column.name) for column in view.key)
             made = connection.execute(
-                of_it.format(sql.Identifier(pointer.table), key, order), (ident, FOUND + 1)
+                of_it.format(sql.Identifier(pointer.table), key, order), (ident, name, FOUND + 1)
             ).fetchall()
-            if made:
+            since = parked.get(pointer.table)
+            if made or since:
                 names = [column.name for column in view.columns]
-                found = [{name: row[name] for name in names} for (row,) in made[:FOUND]]
-                rows.append({"view": view.name, "rows": found, "more": len(made) > FOUND})
+                found = [{name: row[name] for name in names} for row in map(exact, made[:FOUND])]
+                rows.append({"view": view.name, "rows": found, "more": len(made) > FOUND, "parked": since})
     outcome = outcomes_of(connection, [(name, command)]).get((name, command)) if command else None
     return Now(version, state if not isinstance(state, str) else json.loads(state), rows, outcome)
 
 
+def _parked(connection: Connection, tables: list[str], name: str) -> dict[str, int]:
+    """By table, the version from which on it lacks the stream's events."""
+    query = "select table_name, since_version from parked where table_name = any(%s) and stream = %s"
+    return dict(connection.execute(query, (tables, name)).fetchall())
+
+
+def exact(row: tuple[str]) -> dict[str, Any]:
+    """A row's values. A number that is not whole is a text: a float may be another one."""
+    found: dict[str, Any] = json.loads(row[0], parse_float=str)
+    return found
+
+
 def _is_of_one_stream(view: View) -> bool:
-    """Whether the first column of the view's key is its stream's id."""
+    """Whether the first column of the view's key is its stream's id or name."""
     return view.kind in (Kind.ENTITY, Kind.JOURNAL) and view.key[0].scalar is Scalar.STR
 
 

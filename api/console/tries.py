@@ -106,7 +106,8 @@ def _field(name: str, schema: dict[str, Any], *, required: bool) -> Field:
         case "boolean", _:
             kind, choices = "choice", ("true", "false")
         case other, _:
-            words.append(f"JSON: {other or 'one of several types'}")
+            members = f" with {', '.join(one['properties'])}" if one.get("properties") else ""
+            words.append(f"JSON: {other or 'one of several types'}{members}")
     return Field(name, kind, required, choices, ", ".join(words), shown)
 
 
@@ -115,7 +116,7 @@ def body_of(form: Form, given: dict[str, str]) -> bytes:
     members = []
     for field in form.fields:
         text = given.get(FIELD + field.name, "")
-        if text == "" and not (field.required and field.kind == "text"):
+        if text == "":
             continue
         is_raw = (
             (field.kind == "number" and _NUMBER(text))
@@ -177,7 +178,7 @@ async def _answer(request: Request, form: Form, given: dict[str, str]) -> Answer
         return Answer(
             problem.kind.status,
             problem.kind.title,
-            {"code": problem.kind.code, "detail": problem.detail, **problem.members},
+            {"code": problem.kind.code, "detail": problem.detail, **msgspec.to_builtins(problem.members)},
         )
     title = "The outcome is not known yet." if response.status_code == PENDING else "Accepted."
     return Answer(response.status_code, title, msgspec.json.decode(response.body))

@@ -107,7 +107,8 @@ def _tables(connection: Connection, names: list[str]) -> dict[str, dict[str, Any
 
 
 _TABLES = """
-select t.relname as name, pg_total_relation_size(t.oid) as bytes, nullif(t.reltuples, -1)::bigint as rows,
+select t.relname as name, pg_total_relation_size(t.oid) as bytes,
+       greatest(t.reltuples::bigint, pg_stat_get_live_tuples(t.oid)) as rows,
        (select coalesce(sum(p.rows), 0)::bigint from build_parts p join builds b on b.id = p.build where b.table_name = t.relname)
          + (select coalesce(sum(c.tuples_processed), 0)::bigint from pg_stat_progress_copy c where c.relid = t.oid) as loaded,
        (select coalesce(json_agg(json_build_object('name', i.relname, 'valid', x.indisvalid, 'bytes', pg_relation_size(i.oid),

@@ -308,4 +308,7 @@ def unreadable_hint(stored: str, error: Exception) -> str:
     """What to do about an event that can't be read."""
     if isinstance(error, versions.UpcastFailed):
         return "Correct the upcaster, and start again."
-    return f"`samefold events check` says what was changed in {stored} since it was released."
+    return (
+        f"`samefold events check` says what was changed in {stored} since it was released. If it never was: give what is new a "
+        "default, or remove the log that only you have (`samefold dev reset`)."
+    )

@@ -4,7 +4,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -150,7 +150,10 @@ def reset(yes: Yes = False) -> None:
     """Stop both and remove their data."""
     stack = _stack()
     confirm(f"Remove all of Kafka's and PostgreSQL's data in {stack.folder}?", yes=yes)
-    stack.reset()
+    with locked(stack.folder / "run.lock") if stack.folder.is_dir() else nullcontext(enter_result=True) as is_only:
+        if not is_only:
+            raise AlreadyRunning(f"The service in {stack.folder} is running.", "Stop it first: Ctrl-C in its terminal.")
+        stack.reset()
     typer.echo("Removed.")
 
 

@@ -16,6 +16,7 @@ import pytest
 from pydantic import SecretStr
 
 from access import may_operate, may_read, may_send
+from api.console.streams import exact
 from infra.access import Access
 from infra.settings import Settings
 from tests.engine.api.api import DAY, Api, everything, fresh, served, serving
@@ -167,6 +168,16 @@ def test_a_form_shows_what_is_wrong_and_keeps_what_was_written(api: Api) -> None
         sent(api, form("accounts.Deposit", name, cents=1, on=DAY) | {"expected": "9"}), 412
     )
     shown(sent(api, form("accounts.Nothing", name)), 404)
+
+
+def test_an_empty_input_is_left_out(api: Api) -> None:
+    answer = sent(api, form("transfers.RequestTransfer", fresh(), target="b", cents=1, on=DAY, source=""))
+    assert "source Field required" in shown(answer, 422)
+
+
+def test_a_number_of_a_row_is_shown_as_it_is() -> None:
+    row = '{"large": 12345678901234567890.123456789, "scaled": 12.50, "whole": 7}'
+    assert exact((row,)) == {"large": "12345678901234567890.123456789", "scaled": "12.50", "whole": 7}
 
 
 def test_who_may_look_and_send(api: Api) -> None:

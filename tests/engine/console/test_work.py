@@ -130,6 +130,8 @@ def test_parked_streams_and_dead_letters(api: Api, world: Settings) -> None:
     assert "<script>alert" not in page
     for place in ("[]", "x", '["a"]', '["\\ud800", "x", "y"]', '[{}, "x", "y"]'):
         assert get(api, "/work", dead=place).status_code == 422
+    now = get(api, "/streams", stream=stream).text
+    assert "Parked since version 3" in now
     asks = get(api, "/do/parked-drop", view="balances", stream=stream).text
     assert escape(f"samefold parked drop --yes --version=3 balances '{stream}'") in asks
     assert "MoneyDeposited" in asks

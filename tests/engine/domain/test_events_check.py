@@ -501,7 +501,7 @@ CASES = {
     ),
     "a view that stops where it did not": Case(
         [("+ 1)", "+ (1 if hasattr(event, 'nights') else 1 // 0))")],
-        "view room_use: its result for RoomFreed differs from the release's",
+        "view room_use: its result for RoomFreed differs from the release's: it fails with ZeroDivisionError",
         raised,
         USE,
     ),

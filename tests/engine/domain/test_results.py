@@ -59,7 +59,7 @@ def delta(event: Filled, at: At) -> Iterable[Row]:
 
 
 def digits(of: View) -> str:
-    return "".join(digit for _, digit in results(of, PURSE, RECORD))
+    return "".join(one.digit for one in results(of, PURSE, RECORD))
 
 
 def everything() -> str:
@@ -103,8 +103,8 @@ def evolve(row: Row | None, event: Filled | Spent, at: At) -> Row | None:
     return Row(at.id, event.cents)
 """
     found = results(view(source), PURSE, RECORD)
-    assert [digit == "!" for _, digit in found[:4]] == [False, False, False, True], "each as the first of its stream"
-    later = [digit for event, digit in found[4:] if event == "Spent"]
+    assert [one.digit == "!" for one in found[:4]] == [False, False, False, True], "each as the first of its stream"
+    later = [one.digit for one in found[4:] if one.event == "Spent"]
     assert len({*later} - {"!", "."}) > 3, "after others, too"
 
 

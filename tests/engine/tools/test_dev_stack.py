@@ -239,7 +239,7 @@ def test_reset_asks_and_removes_the_stacks_own_and_what_was_formatted_half_way_i
     assert own_stack.kafka.answers()
     assert samefold("dev", "reset", "--yes", settings=settings).returncode == 0
     assert processes_of(own_stack) == []
-    assert {path.name for path in own_stack.folder.iterdir()} == {"lock", "mine.txt"}
+    assert {path.name for path in own_stack.folder.iterdir()} == {"lock", "mine.txt", "run.lock"}
     (half := own_stack.kafka.folder / "data" / "meta.properties").parent.mkdir(parents=True)
     half.write_text("version=1\ncluster.id=half-done\nnode.id=1\n")
     own_stack.up()
@@ -260,10 +260,11 @@ def test_nothing_is_started_where_the_settings_name_other_services_or_a_folder_t
     assert nowhere.stderr.startswith(f"folder-unusable: The data folder {tmp_path}/file/data can't be written to")
 
 
-def test_a_second_dev_run_is_refused_and_stops_nothing(tmp_path: Path, samefold: Samefold) -> None:
+def test_a_second_dev_run_and_a_reset_are_refused_and_stop_nothing(tmp_path: Path, samefold: Samefold) -> None:
     with (tmp_path / "run.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         require_refused(samefold, Settings(data_dir=tmp_path), "already-running")
+        assert "already-running" in samefold("dev", "reset", "--yes", settings=Settings(data_dir=tmp_path)).stderr
 
 
 def test_dev_run_names_a_port_that_is_in_use(tmp_path: Path, samefold: Samefold) -> None:
