@@ -127,7 +127,6 @@ def test_the_overview_follows_what_happens(bank: Bank, screen: Page) -> None:
     partitions = screen.get_by_role("table", name="Partitions")
     expect(partitions).not_to_contain_text("nobody")
     expect(partitions).not_to_have_text(partitions.inner_text())
-    picture(screen, "overview")
     assert barriers(screen) == []
 
 
@@ -227,7 +226,10 @@ def test_what_waits_is_replayed_retried_and_dropped(bank: Bank, screen: Page) ->
                 (ident,),
             )
     screen.goto(f"{bank.url}/console")
-    screen.get_by_role("link", name="Look: Parked streams: 1.").click()
+    look = screen.get_by_role("link", name="Look: Parked streams: 1.")
+    expect(look).to_be_visible()
+    picture(screen, "overview")
+    look.click()
     expect(screen.get_by_role("row", name="balances accounts/ada-1 1000")).to_contain_text("a purpose in two lines")
     picture(screen, "work")
     assert barriers(screen) == []
