@@ -93,8 +93,10 @@ AGENT_PARKED = _counter("agent_parked", "Streams that were parked.", "agent", "v
 # ── the policies ──
 
 WEBHOOK_ATTEMPTS = _counter("webhook_attempts", "Posts that were tried, by what came of it.", "endpoint", "result")
-WEBHOOK_UNKNOWN_ENDPOINTS = _gauge(
-    "webhook_unknown_endpoints", "Endpoints that posts wait for, which this process's settings do not name."
+WEBHOOK_ENDPOINT_UNKNOWN = _gauge(
+    "webhook_endpoint_unknown",
+    "1 where posts wait for an endpoint that this process's settings do not name.",
+    "endpoint",
 )
 
 

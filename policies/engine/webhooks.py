@@ -154,8 +154,10 @@ class Webhooks:
         """Report which endpoints posts wait for that the settings don't name. Another process may have them."""
         reported: set[str] = set()
         while True:
-            unknown = await self.asked(posts.endpoints) - self._settings.webhooks.keys()
-            metrics.WEBHOOK_UNKNOWN_ENDPOINTS.set(len(unknown))
+            endpoints = await self.asked(posts.endpoints)
+            unknown = endpoints - self._settings.webhooks.keys()
+            for name in endpoints | reported:
+                metrics.WEBHOOK_ENDPOINT_UNKNOWN.labels(name).set(name in unknown)
             for name in unknown:
                 self.status.wrong(
                     f"no endpoint {name}",

@@ -126,7 +126,7 @@ FAULTS = {
     "SamefoldProcessesStuck": ('samefold_processes_stuck{policy="a"}', gauge(0, 1)),
     "SamefoldWishesUnsent": ('samefold_outbox_unsent_seconds{kind="timer"}', gauge(59, 61)),
     "SamefoldPostsUnsent": ('samefold_outbox_unsent_seconds{kind="post"}', gauge(899, 901)),
-    "SamefoldEndpointUnknown": ('samefold_webhook_unknown_endpoints{instance="this"}', gauge(0, 1)),
+    "SamefoldEndpointUnknown": ('samefold_webhook_endpoint_unknown{endpoint="a"}', gauge(0, 1)),
     "SamefoldPublisherStopped": ('samefold_publisher_stopped{partition="2"}', gauge(0, 1)),
     "SamefoldPublicTopicHeld": ('samefold_publisher_stable_still_seconds{partition="2"}', gauge(29, 31)),
     "SamefoldArchiveOverdue": ('samefold_archive_overdue_records{partition="2"}', gauge(0, 1)),
@@ -139,10 +139,13 @@ FAULTS = {
 
 
 def test_each_alert_fires_for_its_fault_alone_and_ends_with_it(tmp_path: Path) -> None:
+    """Beside a process that has nothing to tell: it exports a 0 for each metric without labels."""
     assert FAULTS.keys() == ALERTS.keys()
+    unlabelled = [one for one in vars(metrics).values() if isinstance(one, MetricWrapperBase) and not one._labelnames]
+    idle = {f'{family.name}{{instance="idle"}}': gauge(0, 0) for one in unlabelled for family in one.describe()}
     tests = []
     for name, (series, values) in FAULTS.items():
-        given = {OTHER: gauge(1, 1)} | {series: values}
+        given = {OTHER: gauge(1, 1)} | idle | {series: values}
         fires = [{"labels": f'{{alertname="{name}"}}', "value": 1}]
         expected = [
             {
