@@ -168,7 +168,8 @@ class Settings(BaseSettings):
     kafka_bootstrap: str | None = Field(None, description="Kafka's brokers: host:port, several with commas")
     kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
-    kafka_sasl_username: str | None = None
+    # a Secret of Kubernetes that was made of a file ends with a newline
+    kafka_sasl_username: Annotated[str, StringConstraints(strip_whitespace=True)] | None = None
     kafka_sasl_password: SecretStr | None = None
     kafka_sasl_password_file: Path | None = None
     kafka_ssl_ca_location: Path | None = Field(None, description="File with the certificates of the brokers' authority")

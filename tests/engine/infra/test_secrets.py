@@ -55,7 +55,9 @@ def test_a_secret_is_the_whole_file_without_its_last_newline(
     file = tmp_path / "password"
     file.write_bytes(f" {CANARY} \nä{end}".encode())
     monkeypatch.setenv("SAMEFOLD_KAFKA_SASL_PASSWORD_FILE", str(file))
+    monkeypatch.setenv("SAMEFOLD_KAFKA_SASL_USERNAME", f"handler{end}")
     assert Settings().kafka_sasl_password == SecretStr(f" {CANARY} \nä")
+    assert Settings().kafka_sasl_username == "handler", "it comes from a Secret of Kubernetes, as a variable"
 
 
 def test_a_file_in_dot_env_is_relative_to_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
