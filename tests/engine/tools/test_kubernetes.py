@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
@@ -167,6 +168,20 @@ def test_probes_ask_ports_and_paths_that_there_are() -> None:
 
 
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
+
+
+def test_the_page_reads_a_namespace_that_kubernetes_takes_in_a_service_of_two_words(tmp_path: Path) -> None:
+    """Kubernetes takes no underscore there."""
+    copier = yaml.safe_load((ROOT / "copier.yml").read_text())
+    templates = jinja2.Environment(loader=jinja2.FileSystemLoader(ROOT), **copier["_envops"])
+    file = tmp_path / OVERLAY.relative_to(ROOT) / "kustomization.yaml"
+    file.parent.mkdir(parents=True)
+    template = templates.get_template(str((OVERLAY / f"{file.name}.jinja").relative_to(ROOT)))
+    file.write_text(template.render(name="hotel_bookings"))
+    [reads] = re.findall(r"^namespace=\$\((.*)\)$", PAGE, re.MULTILINE)
+    told = subprocess.run(reads, shell=True, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert told == "hotel-bookings\n"
+    assert not re.findall(r"namespace[= ]samefold|api\.samefold", PAGE)
 
 
 def test_the_pages_steps_start_each_process_once_readers_first() -> None:
