@@ -184,10 +184,10 @@ def test_the_page_reads_a_namespace_that_kubernetes_takes_in_a_service_of_two_wo
     assert not re.findall(r"namespace[= ]samefold|api\.samefold", PAGE)
 
 
-def test_the_pages_steps_start_each_process_once_readers_first() -> None:
+def test_the_pages_steps_start_readers_first_and_an_api_for_other_states_before_their_switch() -> None:
     steps = re.findall(rf"^release '?{COMPONENT}(?:=| in \()(\w+(?:, \w+)*)", PAGE, re.MULTILINE)
     assert [name for step in steps for name in step.split(", ")] == [
-        *("migrate", "agent", "rebuild", "handler", "policies", "publisher", "exporter", "api")
+        *("migrate", "agent", "handler", "api", "rebuild", "handler", "policies", "publisher", "exporter", "api")
     ]
     [version] = {pod["metadata"]["labels"][VERSION] for pod in PODS.values()}
     assert f"delete deployments,jobs,configmaps -l {VERSION}={version}\n" in PAGE
