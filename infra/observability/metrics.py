@@ -135,6 +135,11 @@ ARCHIVE_OVERDUE = _gauge(
 CERTIFICATE_EXPIRES = _gauge(
     "certificate_expires_timestamp_seconds", "When the first of these certificates expires, in Unix time.", "of"
 )
+EXPORTER_READ = _gauge(
+    "exporter_read_timestamp_seconds",
+    "When the exporter last read this without an error, or started, in Unix time.",
+    "subject",
+)
 READY = _gauge("ready", "Whether a check of /health/ready is passed: 1 or 0.", "check")
 
 

@@ -35,7 +35,7 @@ REST = 19
 
 
 class Exporter:
-    """Updates the metrics until it is stopped. While a store is unavailable, they keep their values."""
+    """Updates the metrics until it is stopped. While a store is unavailable, they keep their values, and one says since when."""
 
     def __init__(self, settings: Settings, name: str) -> None:
         self.settings = settings
@@ -64,6 +64,8 @@ class Exporter:
             thread.join(QUERY_S)
 
     def _repeat(self, subject: str, query: Callable[[], None], every_s: float = QUERY_S, rest: int = 0) -> None:
+        read = metrics.EXPORTER_READ.labels(subject)
+        read.set_to_current_time()
         while not self.stopping.is_set():
             began, pause = time.monotonic(), every_s
             try:
@@ -72,6 +74,7 @@ class Exporter:
                 self._status.wrong(subject, f"{subject}: {error}")
             else:
                 self._status.well(subject, f"{subject}: read again")
+                read.set_to_current_time()
                 pause += (time.monotonic() - began) * rest
             self.stopping.wait(pause)
 

@@ -99,6 +99,7 @@ def program(name: str) -> str:
 STEP_M, STEPS = 2, 120
 """Each of three phases, well, ill and well again, has so many samples, so many minutes apart."""
 OTHER = 'up{instance="other"}'
+EXPORTER = 'samefold_exporter_read_timestamp_seconds{subject="stores"}'
 
 
 def gauge(well: int, ill: int | str) -> str:
@@ -110,9 +111,16 @@ def counter(by: int) -> str:
     return f"0x{STEPS - 1} {by}+{by}x{STEPS - 1} {by * STEPS}x{STEPS - 1}"
 
 
+def moments(ill: int | str) -> str:
+    """The time of each sample, but for the ill ones."""
+    return f"0+{60 * STEP_M}x{STEPS - 1} {ill}x{STEPS - 1} {120 * STEP_M * STEPS}+{60 * STEP_M}x{STEPS - 1}"
+
+
 FAULTS = {
     "SamefoldTargetDown": ('up{instance="this"}', gauge(1, 0)),
-    "SamefoldNoMetrics": (OTHER, gauge(1, "_")),
+    "SamefoldNoMetrics": (f"{OTHER} and {EXPORTER}", moments("_")),
+    "SamefoldExporterBlind": (EXPORTER, moments(0)),
+    "SamefoldExporterBlind, as there is none": (EXPORTER, moments("_")),
     "SamefoldRestarts": ('process_start_time_seconds{instance="this"}', counter(1)),
     "SamefoldNotReady": ('samefold_ready{check="database"}', gauge(1, 0)),
     "SamefoldLag": ('samefold_lag_seconds{agent="core"}', gauge(59, 61)),
@@ -128,6 +136,7 @@ FAULTS = {
     "SamefoldPostsUnsent": ('samefold_outbox_unsent_seconds{kind="post"}', gauge(899, 901)),
     "SamefoldEndpointUnknown": ('samefold_webhook_endpoint_unknown{endpoint="a"}', gauge(0, 1)),
     "SamefoldPublisherStopped": ('samefold_publisher_stopped{partition="2"}', gauge(0, 1)),
+    "SamefoldPublisherLag": ('samefold_publisher_lag_events{partition="2"}', gauge(999, 1001)),
     "SamefoldPublicTopicHeld": ('samefold_publisher_stable_still_seconds{partition="2"}', gauge(29, 31)),
     "SamefoldArchiveOverdue": ('samefold_archive_overdue_records{partition="2"}', gauge(0, 1)),
     "SamefoldTopicUnfit": ('samefold_topic_unfit{topic="events"}', gauge(0, 1)),
@@ -140,13 +149,14 @@ FAULTS = {
 
 def test_each_alert_fires_for_its_fault_alone_and_ends_with_it(tmp_path: Path) -> None:
     """Beside a process that has nothing to tell: it exports a 0 for each metric without labels."""
-    assert FAULTS.keys() == ALERTS.keys()
+    assert {fault.partition(",")[0] for fault in FAULTS} == ALERTS.keys()
     unlabelled = [one for one in vars(metrics).values() if isinstance(one, MetricWrapperBase) and not one._labelnames]
     idle = {f'{family.name}{{instance="idle"}}': gauge(0, 0) for one in unlabelled for family in one.describe()}
     tests = []
-    for name, (series, values) in FAULTS.items():
-        given = {OTHER: gauge(1, 1)} | idle | {series: values}
-        fires = [{"labels": f'{{alertname="{name}"}}', "value": 1}]
+    for fault, (series, values) in FAULTS.items():
+        well = {OTHER: gauge(1, 1), EXPORTER: f"0+{60 * STEP_M}x{3 * STEPS}"}
+        given = well | idle | dict.fromkeys(series.split(" and "), values)
+        fires = [{"labels": f'{{alertname="{fault.partition(",")[0]}"}}', "value": 1}]
         expected = [
             {
                 "expr": 'group by (alertname) (ALERTS{alertstate="firing"})',

@@ -26,11 +26,13 @@ from commands.intake import Intake, receive
 from commands.writer import ReopenReason
 from domain.engine.contexts import RECORDED
 from infra.archive.whole_log import history_of
+from infra.database.connect import DatabaseUnavailable
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, Record, encode
 from infra.observability import metrics
 from infra.processes.supervisor import Supervisor, exporter, handlers
 from infra.settings import Settings
+from projections.engine.live.exporter import Exporter
 from projections.engine.store.commit import CommitStatus
 from projections.engine.views.core_views import all_views
 from tests.engine.api.api import Api
@@ -220,6 +222,26 @@ def test_each_process_of_a_supervisor_tells_its_metrics_on_a_port_of_its_own(wor
         assert children[0].pid
         psutil.Process(children[0].pid).kill()
         until(lambda: now(port).get(started, before) != before, "it tells that it was started again")
+
+
+def test_an_exporter_tells_when_it_last_read_and_a_failed_try_is_none(shared_world: Settings) -> None:
+    exporter, tries = Exporter(shared_world, "test"), list[float | None]()
+
+    def query() -> None:
+        tries.append(
+            metrics.REGISTRY.get_sample_value("samefold_exporter_read_timestamp_seconds", {"subject": "stores"})
+        )
+        if len(tries) == 4:
+            exporter.stopping.set()
+        elif len(tries) > 1:
+            raise DatabaseUnavailable("It is away.", "Wait.")
+
+    exporter._repeat("stores", query, every_s=0.01)
+    at_start, read, *later = tries
+    assert at_start
+    assert read
+    assert at_start < read
+    assert later == [read, read]
 
 
 def two_free_ports() -> int:
