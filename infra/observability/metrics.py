@@ -133,7 +133,7 @@ ARCHIVE_OVERDUE = _gauge(
     "archive_overdue_records", "Records that are older than a day and not archived, where some are.", "partition"
 )
 CERTIFICATE_EXPIRES = _gauge(
-    "certificate_expires_timestamp_seconds", "When the first of these certificates expires, in Unix time.", "of"
+    "certificate_expires_timestamp_seconds", "When these certificates expire, in Unix time.", "of"
 )
 EXPORTER_READ = _gauge(
     "exporter_read_timestamp_seconds",
