@@ -21,6 +21,7 @@ import pytest
 import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
+from api.door import METRICS
 from infra.database.connect import connect
 from infra.observability import metrics
 from infra.settings import Settings
@@ -28,6 +29,7 @@ from tests.engine.pages.test_behind_a_proxy import listens
 from tests.engine.service.test_topics_settings import alter
 from tests.engine.spawned import spawned
 from tests.engine.spine import open_account, send, set_up
+from tests.engine.tools.test_kubernetes import PODS, container
 from tools.dev.process import free_ports
 from tools.testing.fixtures import ROOT, Samefold
 from tools.testing.waiting import DEADLINE_S, until
@@ -174,6 +176,22 @@ def test_each_alert_fires_for_its_fault_alone_and_ends_with_it(tmp_path: Path) -
     for arguments in (("check", "rules", RULES), ("test", "rules", file)):
         done = subprocess.run([program("promtool"), *arguments], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_page_of_kubernetes_asks_pods_that_have_metrics_and_the_api_with_its_scope(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    [text] = re.findall(r"```yaml\n(scrape_configs:.*?)```", page, re.DOTALL)
+    [job] = yaml.safe_load(text)["scrape_configs"]
+    assert job["oauth2"]["scopes"] == [METRICS]
+    [kept] = [re.compile(one["regex"]) for one in job["relabel_configs"] if one["action"] == "keep"]
+    asked = {name for name in PODS if any(kept.fullmatch(port["name"]) for port in container(name).get("ports", []))}
+    assert asked == {"handler", "agent", "policies", "publisher", "exporter", "api"}
+    assert job.pop("kubernetes_sd_configs"), "Debian's Prometheus is built without it"
+    file = tmp_path / "prometheus.yml"
+    file.write_text(yaml.safe_dump({"scrape_configs": [job]}))
+    check = [program("promtool"), "check", "config", "--syntax-only", str(file)]
+    done = subprocess.run(check, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 PROCESSES = {

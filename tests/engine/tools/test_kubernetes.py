@@ -77,13 +77,13 @@ def environment(name: str) -> dict[str, str]:
 def test_each_object_is_what_kubernetes_takes_and_there_is_one_of_each_process(version: str) -> None:
     for one in OBJECTS:
         kubernetes_validate.validate(one, version, strict=True)
-    assert PODS.keys() == {"migrate", "rebuild", "handler", "agent", "policies", "publisher", "exporter", "api"}
+    assert PODS.keys() == {*JOBS, "handler", "agent", "policies", "publisher", "exporter", "api", "operator"}
 
 
 @pytest.mark.parametrize("name", PODS)
 def test_a_containers_command_and_settings_exist(name: str, tmp_path: Path) -> None:
     """Parsed by the command line itself, options too; `--help` at the end keeps it from being run."""
-    done = CliRunner().invoke(build(), [*container(name)["args"], "--help"])
+    done = CliRunner().invoke(build(), [*container(name).get("args", []), "--help"])
     assert done.exit_code == 0, done.output
     (tmp_path / "file").write_text("secret")
     found = {key.removeprefix(PREFIX).lower(): value for key, value in environment(name).items()}
@@ -162,7 +162,7 @@ def test_probes_ask_ports_and_paths_that_there_are() -> None:
             if name == "api"
             else {"metrics": int(SETTINGS["data"]["SAMEFOLD_METRICS_PORT"])}
         )
-        assert ports == ({} if name in JOBS else own)
+        assert ports == ({} if name in {*JOBS, "operator"} else own)
     paths = {name: [key for key in container(name) if key.endswith("Probe")] for name in PODS}
     assert {name for name, found in paths.items() if "livenessProbe" in found} == {"api"}
 
@@ -187,14 +187,15 @@ def test_the_page_reads_a_namespace_that_kubernetes_takes_in_a_service_of_two_wo
 def test_the_pages_steps_start_readers_first_and_an_api_for_other_states_before_their_switch() -> None:
     steps = re.findall(rf"^release '?{COMPONENT}(?:=| in \()(\w+(?:, \w+)*)", PAGE, re.MULTILINE)
     assert [name for step in steps for name in step.split(", ")] == [
-        *("migrate", "agent", "handler", "api", "rebuild", "handler", "policies", "publisher", "exporter", "api")
+        *("migrate", "agent", "handler", "api", "rebuild", "handler"),
+        *("policies", "publisher", "exporter", "api", "operator"),
     ]
     [version] = {pod["metadata"]["labels"][VERSION] for pod in PODS.values()}
     assert f"delete deployments,jobs,configmaps -l {VERSION}={version}\n" in PAGE
 
 
 def test_the_pages_patch_gives_policies_one_more_file_and_no_other_pod(tmp_path: Path) -> None:
-    [patch] = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    [patch] = re.findall(r"```yaml\n(patches:.*?)```", PAGE, re.DOTALL)
     overlay = Path(shutil.copytree(OVERLAY.parent, tmp_path / "kubernetes")) / OVERLAY.name
     with (overlay / "release" / "kustomization.yaml").open("a") as file:
         file.write(patch)

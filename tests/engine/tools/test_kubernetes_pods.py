@@ -110,7 +110,7 @@ def test_the_pods_together_work_and_write_nothing_but_locks(stack: Stack, tmp_pa
             lasting["agent"] = pods.start("agent")
             # the first agent of all must have started: until then the Job is tried again
             until(lambda: pods.start("rebuild").wait(DEADLINE_S) == 0, "the rebuild is done")
-            for name in WORKLOADS.keys() - {"migrate", "agent", "rebuild"}:
+            for name in WORKLOADS.keys() - {"migrate", "agent", "rebuild", "operator"}:
                 lasting[name] = pods.start(name)
             with httpx.Client(base_url=f"http://127.0.0.1:{pods.port}", timeout=DEADLINE_S) as client:
                 until(lambda: is_ready(str(client.base_url)), "the service is ready")
