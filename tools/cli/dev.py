@@ -17,16 +17,12 @@ from infra.processes.locks import locked
 from infra.settings import Settings
 from tools.cli import Json, Yes, confirm, new_app
 from tools.dev.issuer import ISSUER
-from tools.dev.stack import Stack, make_folder
+from tools.dev.stack import OtherServices, Stack, development_stack, make_folder
 from tools.terminal import Output, show
 
 
 class AlreadyRunning(SamefoldError):
     """Another `samefold dev run` uses this data folder, or another program the API's port."""
-
-
-class OtherServices(SamefoldError):
-    """The settings name services that are not the development stack's."""
 
 
 app = new_app(__doc__, no_args_is_help=True)
@@ -82,19 +78,6 @@ def _run_all(settings: Settings) -> None:
     ensure(settings)
     start_all(settings)
     run_all()
-
-
-def development_stack(settings: Settings) -> Stack:
-    """The stack that these settings name. Raises OtherServices where they name another Kafka or database."""
-    stack = Stack(settings.data_dir)
-    configured = {settings.kafka_bootstrap, settings.database_url and settings.database}
-    if not configured <= {None, stack.kafka.bootstrap, stack.postgres.url(), *stack.dev_env()}:
-        raise OtherServices(
-            "The settings name another Kafka or database than the development stack's.",
-            "Remove SAMEFOLD_KAFKA_BOOTSTRAP and SAMEFOLD_DATABASE_URL from the environment and .env; to use those services, "
-            "`samefold run all`.",
-        )
-    return stack
 
 
 @contextmanager

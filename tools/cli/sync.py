@@ -7,7 +7,8 @@ import typer
 from infra.processes.locks import locked
 from infra.settings import Settings
 from tools.cli import Json
-from tools.cli.dev import AlreadyRunning, development_stack
+from tools.cli.dev import AlreadyRunning
+from tools.dev.stack import development_stack
 from tools.terminal import show
 
 

@@ -32,6 +32,10 @@ class FolderUnusable(SamefoldError):
     """The data folder can't be created, or not be written to."""
 
 
+class OtherServices(SamefoldError):
+    """The settings name services that are not the development stack's."""
+
+
 class Stack:
     """One data folder's broker and database server."""
 
@@ -111,6 +115,19 @@ class Stack:
         make_folder(self.folder)
         with locked(self.folder / "lock", wait=True):
             yield
+
+
+def development_stack(settings: Settings) -> Stack:
+    """The stack that these settings name. Raises OtherServices where they name another Kafka or database."""
+    stack = Stack(settings.data_dir)
+    configured = {settings.kafka_bootstrap, settings.database_url and settings.database}
+    if not configured <= {None, stack.kafka.bootstrap, stack.postgres.url(), *stack.dev_env()}:
+        raise OtherServices(
+            "The settings name another Kafka or database than the development stack's.",
+            "Remove SAMEFOLD_KAFKA_BOOTSTRAP and SAMEFOLD_DATABASE_URL from the environment and .env; to use those services, "
+            "`samefold run all`.",
+        )
+    return stack
 
 
 def make_folder(folder: Path) -> None:

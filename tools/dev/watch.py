@@ -21,7 +21,8 @@ from infra.processes import supervisor
 from infra.processes.interrupts import ending_signals
 from infra.processes.supervisor import Child, Supervisor
 from infra.processes.warm import Warm
-from infra.settings import Settings
+from infra.settings import PREFIX, Settings
+from tools.dev.stack import development_stack
 from tools.saved import Synced, own_files
 
 
@@ -29,7 +30,11 @@ def run(settings: Settings) -> None:
     """What `samefold run all` runs, until Ctrl-C. `warm.prepare` was called."""
     logs.configure(settings.log_level, settings.log_format)
     with supervisor.place(settings.group_prefix) as here:
-        supervised = Supervisor([], settings.secret_files(), metrics_port=settings.metrics_port, is_warm=True)
+        # of the start, whatever `.env` says when a process starts again
+        environment = {f"{PREFIX}KAFKA_BOOTSTRAP": settings.kafka, **settings.secret_files()}
+        if settings.database_url_file is None:
+            environment[f"{PREFIX}DATABASE_URL"] = settings.database
+        supervised = Supervisor([], environment, metrics_port=settings.metrics_port, is_warm=True)
         for number in ending_signals():
             signal.signal(number, lambda *_: supervised.stop())
         watch = Watch(supervised, here)
@@ -169,8 +174,9 @@ def _synced(there: Connection) -> None:
         there.send((kind, what))
         return there.recv()
 
-    settings = Settings()
     try:
+        settings = Settings()
+        development_stack(settings)  # `.env` may have been saved since the start
         done = sync.sync(settings, lambda step: there.send(("step", step)), lambda code: ask("switch", code))
         epochs = sync.epochs_now(settings)
         started = ask("done", done)
