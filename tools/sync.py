@@ -27,7 +27,7 @@ from policies.engine.operate import policies_now
 from policies.engine.policy import discover, has_public
 from policies.engine.public_schema import publication
 from projections.engine.queries import query
-from projections.engine.rebuild.builds import BuildState, builds_of, drop_tables, exists
+from projections.engine.rebuild.builds import LEFT, BuildState, builds_of, drop_tables, exists
 from projections.engine.rebuild.rebuild import go_to, needed, rebuild
 from projections.engine.rebuild.switch import pointers
 from projections.engine.store.command_types import drop_other_types, live_types, own_types, require_unwished
@@ -124,9 +124,12 @@ def _sync(settings: Settings, say: Say, before_switch: Callable[[Synced], None])
         old = [
             build
             for build in builds_of(connection)
-            if build.state is BuildState.OLD
-            and not is_released(build.view, build.version)
-            and (build.view not in views or build.version == views[build.view].version)
+            if not is_released(build.view, build.version)
+            and (
+                build.state in LEFT
+                if build.view not in views
+                else build.state is BuildState.OLD and build.version == views[build.view].version
+            )
             and exists(connection, build.table)
         ]
     for build in old:
