@@ -106,11 +106,15 @@ def _sync(settings: Settings, say: Say, before_switch: Callable[[Synced], None])
     ]
     names = sorted({*changed, *needed(live, views)}) if live else []
     gone = live.keys() - views.keys()
-    rows = rebuild(settings, names, views, make_live=False).rows if names else {}
+    with calls_limited(settings.decide_limit_s):
+        rows = rebuild(settings, names, views, make_live=False).rows if names else {}
     if names or gone or unknown:
+        # should this be killed beside the switch, no fold is taken for the live one
+        _write_synced(settings, {name: fold for name, fold in synced.items() if name not in names})
         before_switch(done)
     if names or gone:
-        switched = go_to(settings, names, views)
+        with calls_limited(settings.decide_limit_s):
+            switched = go_to(settings, names, views)
         for name, table in switched.tables.items():
             say(f"{name} is folded into {table}, {rows.get(name, 0):,} rows")
         for name in switched.removed:

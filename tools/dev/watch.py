@@ -9,6 +9,7 @@ import multiprocessing
 import signal
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -50,14 +51,21 @@ class Watch:
     def __init__(self, supervised: Supervisor, place: str) -> None:
         self._supervised = supervised
         self._place = place
-        self._running: dict[str, str] = {}
-        """By the module of a process, the digest of the code that it was started with."""
+        self._running: dict[str, tuple[str, int]] = {}
+        """By a process's name, the digest of its code, and how often it had been started: once more, and it may have other code."""
+        self._serves = dict[Path, tuple[int, ...]]()
+        """The files of the code that runs."""
         self._sync: Warm | None = None
         self._started = dict[str, None]()
         """The names of what was started again and has not been told."""
 
     def steps(self) -> Iterator[None]:
         """For ever: look for saved files, and follow them."""
+        for _ in self._saves():
+            self._hold_ended()
+            yield
+
+    def _saves(self) -> Iterator[None]:
         seen, looked_at = dict[Path, tuple[int, ...]](), time.time()
         while True:
             found, now = _saved(), time.time()
@@ -77,22 +85,30 @@ class Watch:
     def end(self) -> None:
         """End what is under way: the next start goes on with it."""
         if self._sync is not None:
-            self._sync.terminate()
+            self._sync.kill()
             self._sync.wait()
+
+    def _hold_ended(self) -> None:
+        """Code that was saved and does not serve yet, or is refused, must not fold into the rows that are live."""
+        down = [one for one in self._supervised.children if one.process is None and not one.is_held]
+        if down and _code(_saved()) != self._serves:
+            for child in down:
+                child.is_held = True
+                typer.echo(f"watch: {child.name} does not run; it starts after the next good save")
 
     def _follow(self, moment: str, began_at: float) -> Iterator[None]:
         here, there = multiprocessing.Pipe()
-        saved, has_rows, is_done = _code(_saved()), False, False
+        saved, has_rows = _code(_saved()), False
         self._sync = Warm(_synced, there)
         there.close()
         while True:
             while not here.poll():
-                if is_done and _code(_saved()) != saved:
+                if _code(_saved()) != saved:
                     return self.end()  # this code will not serve: newer code is there
                 yield
             try:
                 kind, what = here.recv()
-            except EOFError:
+            except (EOFError, OSError):
                 kind, what = "failed", ("It has ended before it was done.", "Save a file again.")
             match kind:
                 case "step":
@@ -100,12 +116,13 @@ class Watch:
                 case "switch":
                     has_rows = True
                     self._hold([one for one in self._other_code(what) if one.module != "api"])  # which only reads
-                    here.send(None)
+                    _answer(here, None)
                 case "done":
-                    started, is_done = self._run(what), True
+                    started = self._run(what, saved)
                     self._started |= dict.fromkeys(one.name for one in started)
-                    here.send([one.module for one in started])
+                    _answer(here, [one.module for one in started])
                 case "served":
+                    self._running = {one.name: (what.code[one.module], one.starts) for one in self._supervised.children}
                     names, self._started = ", ".join(self._started), {}
                     to = f"to the new {'rows' if has_rows else 'code'} (started again: {names})"
                     to = to if names or has_rows else "until nothing was to do"
@@ -114,22 +131,27 @@ class Watch:
                 case _:
                     message, hint = what
                     typer.secho(f"watch: {message}", fg="red")
-                    typer.echo("\n".join([*(f"  → {hint}" for _ in hint[:1]), "watch: what runs goes on"]))
-                    for one in self._supervised.children:
-                        one.is_held = False
+                    typer.echo("\n".join([*(f"  → {hint}" for _ in hint[:1]), f"watch: {self._goes_on()}"]))
                     return None
+
+    def _goes_on(self) -> str:
+        """What a failure leaves, in words."""
+        runs = any(one.process for one in self._supervised.children)
+        held = ", ".join(one.name for one in self._supervised.children if one.is_held)
+        goes_on = "what runs goes on" if runs else "nothing runs"
+        return f"{goes_on}; after the next good save: {held}" if held else goes_on
 
     def _other_code(self, done: Synced) -> list[Child]:
         """The children that run, with other code than this."""
         running = [child for child in self._supervised.children if child.process]
-        return [child for child in running if self._running.get(child.module) != done.code.get(child.module)]
+        return [one for one in running if self._running.get(one.name) != (done.code.get(one.module), one.starts)]
 
     def _hold(self, children: list[Child]) -> None:
         for child in children:
             child.is_held = True
         self._supervised.end(children)
 
-    def _run(self, done: Synced) -> list[Child]:
+    def _run(self, done: Synced, saved: dict[Path, tuple[int, ...]]) -> list[Child]:
         """Let exactly the processes run that this code needs, with this code; those that are started."""
         needed = [
             *supervisor.handlers(1, self._place),
@@ -145,8 +167,13 @@ class Watch:
         started = [child for child in self._supervised.children if child.process is None]
         for child in started:
             child.is_held, child.failures, child.due_at = False, 0, 0.0
-        self._running = done.code
+        self._serves = saved
         return started
+
+
+def _answer(here: Connection, what: object) -> None:
+    with suppress(OSError):  # it has ended, which is read next
+        here.send(what)
 
 
 def _saved() -> dict[Path, tuple[int, ...]]:
@@ -181,6 +208,6 @@ def _synced(there: Connection) -> None:
         epochs = sync.epochs_now(settings)
         started = ask("done", done)
         sync.wait_until_serving(settings, epochs if "commands.handler" in started else None)
-        there.send(("served", None))
+        there.send(("served", done))
     except SamefoldError as error:
         there.send(("failed", (f"{error.code}: {error.message}", error.hint)))

@@ -4,20 +4,27 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import httpx
+import psutil
+import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from tests.engine.api.front import free_port
 from tests.engine.tools.service_trees import SAMEFOLD, Tree
+from tools.dev.stack import Stack
 from tools.testing.waiting import DEADLINE_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.xdist_group("services")]
@@ -52,6 +59,7 @@ class Watched:
     def __init__(self, service: Tree, folder: Path) -> None:
         self.service = service
         self.log = folder / "watch.log"
+        self.database = Stack(folder).postgres.url()
         port = free_port()
         service.use(folder, port)
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE_S)
@@ -119,6 +127,40 @@ class Watched:
 
     def tells(self, pattern: str) -> None:
         until(lambda: re.search(pattern, self.told(), re.DOTALL), f"it tells {pattern}")
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Wait until what is saved in this block serves."""
+        served = self.told().count(SERVED)
+        yield
+        until(lambda: self.told().count(SERVED) > served, "what is saved serves")
+
+    def kill_sync_after_switch(self, view: str, old: str, new: str) -> None:
+        """Save a view's file, and kill the process that follows the save as soon as readers have the new rows."""
+        with psycopg.connect(self.database, autocommit=True) as db:
+
+            def one(query: str) -> str | None:
+                row = db.execute(query.encode(), (view,)).fetchone()
+                return str(row[0]) if row else None
+
+            table = "select table_name from live where view = %s"
+            before = one(table)
+            self.service.write(f"projections/{view}.py", old, new)
+            session = "select application_name from pg_stat_activity where application_name like 'samefold switch%%'"
+            until(lambda: one(f"{session} and %s <> ''"), "it switches")
+            pid = re.search(r"pid (\d+)", str(one(f"{session} and %s <> ''")))
+            deadline = time.monotonic() + DEADLINE_S
+            while one(table) == before:  # without a pause: the process goes on meanwhile
+                assert time.monotonic() < deadline
+            assert pid is not None
+            os.kill(int(pid[1]), signal.SIGKILL)
+
+    def kill_all(self) -> None:
+        """Kill what runs, and not what watches."""
+        for started in psutil.Process(self.process.pid).children():
+            if "forkserver" in " ".join(started.cmdline()):
+                for child in started.children():
+                    child.kill()
 
     def migrations(self) -> str:
         return "".join(file.read_text() for file in (self.service.folder / "projections/migrations").glob("*.py"))
@@ -213,6 +255,45 @@ def test_what_runs_follows_each_saved_file(watched: Watched) -> None:
     service.samefold("add", "context", "guests")
     watched.decides("accepted", "guests/ada", "add-guest", name="Ada")
 
+    # an import that never ends, and the mended file
+    endless = f"open({str(service.folder / 'begun')!r}, 'w')\nwhile True:\n    pass\n"
+    with watched.followed():
+        write(VIEW, "VERSION = 1", f"{endless}VERSION = 1")
+        until((service.folder / "begun").exists, "it is imported")
+        write(VIEW, endless, "")
+
+    # a database that is not the development stack's
+    with psycopg.connect(watched.database, autocommit=True) as db:
+        db.execute("create database elsewhere")
+    elsewhere = make_conninfo(watched.database, dbname="elsewhere")
+    (service.folder / ".env").write_text(f'SAMEFOLD_DATABASE_URL="{elsewhere}"\n')
+    write("projections/shouts.py", ".upper()", ".lower()")
+    watched.tells("another Kafka or database")
+    with psycopg.connect(elsewhere) as db:
+        assert db.execute("select from pg_tables where schemaname = 'public'").fetchall() == []
+    (service.folder / ".env").unlink()
+    with watched.followed():
+        write("projections/shouts.py", ".lower()", ".upper()")
+
+    # a save whose following is killed beside the switch, and that is taken back
+    watched.kill_sync_after_switch("shouts", ".upper()", ".title()")
+    watched.tells("It has ended before it was done")
+    with watched.followed():
+        write("projections/shouts.py", ".title()", ".upper()")
+    watched.shows("shouts", "12", shout="TWELVE")
+    watched.decides("accepted", "rooms/15", "add-room", name="fifteen")
+    watched.shows("shouts", "15", shout="FIFTEEN")
+
+    # a view that comes back after it was changed
+    write("projections/shouts.py", "    shout: str\n", "    shout: str\n    letters: int\n")
+    write("projections/shouts.py", ".upper()", ".upper(), len(event.name)")
+    watched.shows("shouts", "12", shout="TWELVE", letters=6)
+    with watched.followed():
+        (service.folder / "projections/shouts.py").unlink()
+        until(lambda: watched.paths() and "/views/shouts" not in watched.paths(), "it is gone")
+    (service.folder / "projections/shouts.py").write_text(SHOUTS)
+    watched.shows("shouts", "15", shout="FIFTEEN")
+
     # a view that goes, with what its migration made
     (service.folder / "projections/shouts.py").unlink()
     until(lambda: "shouts_v1" not in watched.migrations(), "its migration is gone")
@@ -223,6 +304,13 @@ def test_what_runs_follows_each_saved_file(watched: Watched) -> None:
     write(VIEW, "len(name)", "-len(name)")
     watched.tells("Raise VERSION in projections/room_names.py to 2")
     watched.shows("room_names", "12", letters=6)
+    # and what is refused is not started
+    watched.kill_all()
+    watched.tells("agent-core-1 does not run; it starts after the next good save")
+    write(VIEW, "-len(name)", "len(name)")
+    watched.decides("accepted", "rooms/16", "add-room", name="sixteen")
+    watched.shows("room_names", "16", letters=7)
+    write(VIEW, "len(name)", "-len(name)")
     write(VIEW, "VERSION = 1", "VERSION = 2")
     watched.shows("room_names", "12", letters=-6)
     # the same once, where nothing runs; and nowhere but on the development stack
