@@ -10,7 +10,7 @@ from infra.settings import Settings
 from tools import release_check
 from tools.cli import Json, new_app
 from tools.golden_results import released_views
-from tools.release_check import Report
+from tools.release_check import NotReleasable, Report
 from tools.terminal import Output, Text, plain, show
 
 app = new_app(__doc__, no_args_is_help=True)
@@ -34,11 +34,18 @@ def check(as_json: Json = False) -> None:
 @app.command()
 def release(as_json: Json = False) -> None:
     """Write the record of this code, domain/released/. Part of each release: commit it, then deploy."""
+    from tools.migrations.unreleased import in_releases, stale
     from tools.testing.golden import golden
 
     untried.set(True)
+    views = released_views()
+    if others := stale(views, in_releases()):
+        raise NotReleasable(
+            f"Migrations make another table than the code declares: {', '.join(others)}.",
+            "Run `samefold dev up`, then `samefold sync`, which writes them anew. Or raise VERSION of the view or state.",
+        )
     with calls_limited(Settings().decide_limit_s):
-        written = [f"domain/released/{file.name}" for file in release_check.release(released_views(), golden)]
+        written = [f"domain/released/{file.name}" for file in release_check.release(views, golden)]
     show({"written": written}, _written, as_json=as_json)
 
 

@@ -10,12 +10,14 @@ from alembic.migration import MigrationContext
 from alembic.operations.ops import CreateIndexOp, CreateTableOp, UpgradeOps
 from psycopg import sql
 
+from domain.engine.released import FOLDER, read
 from infra.database import revisions
 from infra.database.connect import Connection
 from infra.database.own_tables import VIEW_TABLE
 from infra.database.revisions import VIEWS
 from infra.database.roles import settle
 from projections.engine.rebuild.builds import LEFT, builds_of, comment_on
+from projections.engine.views.core_views import OUTCOMES
 from projections.engine.views.indexes import digest_in, index_name
 from projections.engine.views.sql_views import is_in_sql_view, replace_sql_view
 from projections.engine.views.tables import table_of, to_add_indexes, to_make
@@ -35,6 +37,23 @@ class _Statement(NamedTuple):
     index: str
 
 
+def in_releases() -> Callable[[str, int], bool]:
+    """Whether a version of a view or state is in the record of releases, or of Samefold's own."""
+    found = dict[str, int]()
+    for file in FOLDER.glob("*.json"):
+        for name, was in read(file.stem)["views"].items():
+            found[name] = max(found.get(name, 0), was["version"])
+    return lambda name, version: name == OUTCOMES or found.get(name, 0) >= version
+
+
+def stale(views: Iterable[View], is_released: Callable[[str, int], bool]) -> dict[str, View]:
+    """By their tables, the unreleased views whose migrations make these otherwise than the code declares them."""
+    text = "".join(one.file.read_text() for one in revisions.revisions().values() if one.branch == VIEWS)
+    return {
+        view.table_name: view for view in views if not is_released(view.name, view.version) and _is_stale(view, text)
+    }
+
+
 def rewrite(views: Mapping[str, View], is_released: Callable[[str, int], bool]) -> list[Path]:
     """Write unreleased tables as the code declares them, and leave out those of views that it no longer has.
 
@@ -42,7 +61,7 @@ def rewrite(views: Mapping[str, View], is_released: Callable[[str, int], bool]) 
     """
     files = [one.file for one in revisions.revisions().values() if one.branch == VIEWS]
     texts = {file: file.read_text() for file in files}
-    stale = {view.table_name: view for view in views.values() if _is_stale(view, "".join(texts.values()))}
+    others = stale(views.values(), is_released)
     changed = []
     for file, text in texts.items():
         edits = dict[ast.stmt, str]()
@@ -50,9 +69,9 @@ def rewrite(views: Mapping[str, View], is_released: Callable[[str, int], bool]) 
             table = VIEW_TABLE.fullmatch(one.table)
             if not table or is_released(table["view"], int(table["version"])):
                 continue
-            if one.table in stale and one.operation == "create_table":
-                edits[one.place] = _rendered(stale[one.table])
-            elif table["view"] not in views or (one.table in stale and digest_in(one.table, one.index)):
+            if one.table in others and one.operation == "create_table":
+                edits[one.place] = _rendered(others[one.table])
+            elif table["view"] not in views or (one.table in others and digest_in(one.table, one.index)):
                 edits[one.place] = ""
         if edits:
             if not any(edits.values()) and len(edits) == len(found):
