@@ -10,14 +10,15 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import httpx
 
 from domain.engine.contexts import contexts, untried
-from domain.engine.released import FOLDER, read
+from domain.engine.released import FOLDER
 from infra.access import access
 from infra.database.connect import session
-from infra.database.revisions import ROOT
+from infra.database.revisions import ROOT, DatabaseAhead
 from infra.errors import SamefoldError, in_words
 from infra.log.topics import ensure
 from infra.processes.time_limit import calls_limited
@@ -38,12 +39,16 @@ from projections.engine.views.view import CORE, Kind, View
 from tools import release_check
 from tools.golden_results import released_views
 from tools.migrations import migrate
-from tools.migrations.unreleased import remake, rewrite
+from tools.migrations.unreleased import in_releases, remake, rewrite
 from tools.saved import Sources, Synced, own_files
 
 SYNCED = "synced.json"
 
-Say = Callable[[str], None]
+
+class Say(Protocol):
+    """Takes a step that is done, and the file that it wrote."""
+
+    def __call__(self, step: str, file: Path | None = None, /) -> None: ...
 
 
 class NotSynced(SamefoldError):
@@ -57,12 +62,15 @@ def sync(settings: Settings, say: Say, before_switch: Callable[[Synced], None]) 
     """
     try:
         return _sync(settings, say, before_switch)
+    except DatabaseAhead as error:
+        hint = "Check out the branch that has its file, or remove the data on this machine: `samefold dev reset`."
+        raise DatabaseAhead(error.message, hint) from error
     except SamefoldError:
         raise
     except SyntaxError as error:
         where = f"{_relative(error.filename)}:{error.lineno}: "
         raise NotSynced(f"{where}{error.msg}", (error.text or "").strip()) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         own = [one for one in traceback.extract_tb(error.__traceback__) if Path(one.filename) in own_files()]
         where = f"{_relative(own[-1].filename)}:{own[-1].lineno}: " if own else ""
         raise NotSynced(f"{where}{in_words(error)}", own[-1].line or "" if own else "") from error
@@ -74,15 +82,11 @@ def _sync(settings: Settings, say: Say, before_switch: Callable[[Synced], None])
     code = sources.processes(with_policies=bool(discover()), with_public=has_public())
     done = Synced(sorted({view.agent for view in views.values()}), code)
     folds = {name: sources.fold_of(_module(view)) for name, view in views.items() if name != OUTCOMES}
-    released = _released()
-
-    def is_released(name: str, version: int) -> bool:
-        return name == OUTCOMES or released.get(name, 0) >= version
-
+    is_released = in_releases()
     for file in rewrite(views, is_released):
-        say(f"{file.relative_to(ROOT)} is rewritten")
+        say(f"{file.relative_to(ROOT)} is rewritten", file)
     if new := migrate.revise_without_database("tables"):
-        say(f"{new.relative_to(ROOT)} is new")
+        say(f"{new.relative_to(ROOT)} is new", new)
     ensure(settings)
     before, after, _ = migrate.upgrade(settings)
     if before != after:
@@ -165,15 +169,6 @@ def _checked() -> Mapping[str, View]:
 
 def _module(view: View) -> str:
     return f"domain.{view.contexts[0]}" if view.kind is Kind.SNAPSHOT else f"projections.{view.name}"
-
-
-def _released() -> dict[str, int]:
-    """By view or state, the highest version in the record of releases."""
-    found = dict[str, int]()
-    for file in FOLDER.glob("*.json"):
-        for name, was in read(file.stem)["views"].items():
-            found[name] = max(found.get(name, 0), was["version"])
-    return found
 
 
 def _switch_policies(settings: Settings, say: Say) -> None:

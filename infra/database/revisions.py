@@ -45,7 +45,7 @@ def revisions() -> dict[str, Migration]:
     """This code's migrations by id. Raises MigrationsConflict."""
     found: dict[str, Migration] = {}
     for branch, folder in BRANCHES.items():
-        for file in sorted(folder.glob("*.py")):
+        for file in sorted(folder.glob("[!.]*.py")):
             named = {variable: set(_NAME.findall(value)) for variable, value in _ASSIGNED.findall(file.read_text())}
             if "revision" not in named:
                 continue

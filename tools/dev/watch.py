@@ -55,6 +55,8 @@ class Watch:
         """By a process's name, the digest of its code, and how often it had been started: once more, and it may have other code."""
         self._serves = dict[Path, tuple[int, ...]]()
         """The files of the code that runs."""
+        self._seen = dict[Path, tuple[int, ...]]()
+        """The files that were followed, or written by it."""
         self._sync: Warm | None = None
         self._started = dict[str, None]()
         """The names of what was started again and has not been told."""
@@ -66,9 +68,9 @@ class Watch:
             yield
 
     def _saves(self) -> Iterator[None]:
-        seen, looked_at = dict[Path, tuple[int, ...]](), time.time()
+        looked_at = time.time()
         while True:
-            found, now = _saved(), time.time()
+            found, now, seen = _saved(), time.time(), self._seen
             changed = [file for file in {**found, **seen} if found.get(file) != seen.get(file)]
             yield
             if not changed or found != _saved():  # an editor or `git checkout` has not written all
@@ -78,9 +80,8 @@ class Watch:
                 Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
             saved_at = max(found[file][0] / 1e9 if file in found else 0 for file in changed)
             began_at = saved_at if saved_at > looked_at else now  # a file that was moved here has an older time
-            moment, seen, looked_at = f"the {'save' if seen else 'start'}", found, now
+            moment, self._seen, looked_at = f"the {'save' if seen else 'start'}", found, now
             yield from self._follow(moment, began_at)
-            seen |= {file: what for file, what in _saved().items() if file.parent.name == "migrations"}  # its own
 
     def end(self) -> None:
         """End what is under way: the next start goes on with it."""
@@ -112,7 +113,9 @@ class Watch:
                 kind, what = "failed", ("It has ended before it was done.", "Save a file again.")
             match kind:
                 case "step":
-                    typer.echo(f"watch: {what}")
+                    step, written = what
+                    typer.echo(f"watch: {step}")
+                    self._seen |= {file: at for file, at in _saved().items() if file == written}
                 case "switch":
                     has_rows = True
                     self._hold([one for one in self._other_code(what) if one.module != "api"])  # which only reads
@@ -204,7 +207,9 @@ def _synced(there: Connection) -> None:
     try:
         settings = Settings()
         development_stack(settings)  # `.env` may have been saved since the start
-        done = sync.sync(settings, lambda step: there.send(("step", step)), lambda code: ask("switch", code))
+        done = sync.sync(
+            settings, lambda step, file=None: there.send(("step", (step, file))), lambda code: ask("switch", code)
+        )
         epochs = sync.epochs_now(settings)
         started = ask("done", done)
         sync.wait_until_serving(settings, epochs if "commands.handler" in started else None)

@@ -315,8 +315,12 @@ def test_what_runs_follows_each_saved_file(watched: Watched) -> None:
     watched.shows("room_names", "12", letters=-6)
     # the same once, where nothing runs; and nowhere but on the development stack
     watched.end()
-    write(VIEW, "-len(name)", "2 * len(name)")
+    write(VIEW, "    letters: int\n", "    letters: int\n    twice: int\n")
+    write(VIEW, "-len(name)", "-len(name), 2 * len(name)")
+    assert "room_names_v2" in service.samefold("events", "release", code=1).stderr
     service.samefold("dev", "up")
+    with psycopg.connect(watched.database, application_name="samefold here-1-agent-core-1"):
+        assert "here-1-agent-core-1" in service.samefold("sync", code=1).stderr
     assert "room_names is folded into" in service.samefold("sync").stdout
     assert "Nothing to do" in service.samefold("sync").stdout
     assert service.samefold("db", "check").stdout
