@@ -130,7 +130,10 @@ class Watched:
 
     @contextmanager
     def followed(self) -> Iterator[None]:
-        """Wait until what is saved in this block serves."""
+        """Wait until no other save is followed, and at the end until what is saved in this block serves."""
+        until(
+            lambda: re.search("from the | goes on|nothing runs", re.findall("watch: .*", self.told())[-1]), "it rests"
+        )
         served = self.told().count(SERVED)
         yield
         until(lambda: self.told().count(SERVED) > served, "what is saved serves")
