@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ import psutil
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from psycopg.sql import SQL, Identifier
 
 from tests.engine.api.front import free_port
 from tests.engine.tools.service_trees import SAMEFOLD, Tree
@@ -32,6 +32,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.xdist_group
 SERVED = "s from the save"
 VIEW = "projections/room_names.py"
 CONTEXT = "domain/rooms.py"
+KILLED = f"""
+import os
+from infra.processes import faultpoints
+faultpoints.hook = lambda point: os.kill(os.getpid(), {int(signal.SIGKILL)}) if point == "switch done" else None
+{SAMEFOLD}
+"""
 EVOLVED = "case RoomAdded(name=name):\n            return replace(state, added=True, name=name)"
 SHOUTS = '''"""What is shouted at each door?"""
 
@@ -139,24 +145,17 @@ class Watched:
         until(lambda: self.told().count(SERVED) > served, "what is saved serves")
 
     def kill_sync_after_switch(self, view: str, old: str, new: str) -> None:
-        """Save a view's file, and kill the process that follows the save as soon as readers have the new rows."""
-        with psycopg.connect(self.database, autocommit=True) as db:
-
-            def one(query: str) -> str | None:
-                row = db.execute(query.encode(), (view,)).fetchone()
-                return str(row[0]) if row else None
-
-            table = "select table_name from live where view = %s"
-            before = one(table)
+        """Save a view's file, and kill the process that follows the save between the switch and its end."""
+        with psycopg.connect(self.database) as reader, psycopg.connect(self.database, autocommit=True) as db:
+            [(table,)] = reader.execute("select table_name from live where view = %s", (view,))
+            reader.execute(SQL("select from {}").format(Identifier(table)))  # now it can't be dropped
             self.service.write(f"projections/{view}.py", old, new)
-            session = "select application_name from pg_stat_activity where application_name like 'samefold switch%%'"
-            until(lambda: one(f"{session} and %s <> ''"), "it switches")
-            pid = re.search(r"pid (\d+)", str(one(f"{session} and %s <> ''")))
-            deadline = time.monotonic() + DEADLINE_S
-            while one(table) == before:  # without a pause: the process goes on meanwhile
-                assert time.monotonic() < deadline
-            assert pid is not None
-            os.kill(int(pid[1]), signal.SIGKILL)
+            found = (
+                "select split_part(application_name, ' ', 5) from pg_stat_activity "
+                "where application_name like 'samefold views drop, pid %'"
+            )
+            until(lambda: db.execute(found).fetchall(), "it drops the table")
+            os.kill(int(db.execute(found).fetchall()[0][0]), signal.SIGKILL)
 
     def kill_all(self) -> None:
         """Kill what runs, and not what watches."""
@@ -280,7 +279,7 @@ def test_what_runs_follows_each_saved_file(watched: Watched) -> None:
 
     # a save whose following is killed beside the switch, and that is taken back
     watched.kill_sync_after_switch("shouts", ".upper()", ".title()")
-    watched.tells("It has ended before it was done")
+    watched.tells("It has ended before it was done.*after the next good save: agent-core-1")
     with watched.followed():
         write("projections/shouts.py", ".title()", ".upper()")
     watched.shows("shouts", "12", shout="TWELVE")
@@ -324,6 +323,11 @@ def test_what_runs_follows_each_saved_file(watched: Watched) -> None:
     service.samefold("dev", "up")
     with psycopg.connect(watched.database, application_name="samefold here-1-agent-core-1"):
         assert "here-1-agent-core-1" in service.samefold("sync", code=1).stderr
+    assert "room_names is folded into" in service.samefold("sync").stdout
+    # it is killed beside the switch, and the save is taken back
+    write(VIEW, "2 * len(name)", "3 * len(name)")
+    service.run(sys.executable, "-c", KILLED, "sync", code=-signal.SIGKILL)
+    write(VIEW, "3 * len(name)", "2 * len(name)")
     assert "room_names is folded into" in service.samefold("sync").stdout
     assert "Nothing to do" in service.samefold("sync").stdout
     assert service.samefold("db", "check").stdout
