@@ -30,7 +30,7 @@ run: setup ## Kafka, PostgreSQL and all processes of the service on this machine
 test: setup ## the quick tests, on real Kafka, PostgreSQL and Spark: minutes
 	@$(PYTEST) $(QUICK) -m "not slow and not prove" $(ARGS)
 
-test-all: setup $(TOOLS)/.installed ## each promise at least once, on the real thing: 15 minutes (what CI runs)
+test-all: setup $(TOOLS)/.installed ## each promise at least once, on the real thing: 25 to 40 minutes (what CI runs)
 	@$(PYTEST) -m "not prove" $(ARGS)
 
 check: setup ## lint, format, types, released events and the tests that need no Kafka or PostgreSQL: a minute
