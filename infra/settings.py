@@ -22,6 +22,7 @@ from typing import Annotated, Any, Final, Literal, NoReturn, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
+    AwareDatetime,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -50,7 +51,7 @@ DEV_ENV = "dev.env"
 OF_ISSUER = frozenset({"jwt_issuer", "jwt_audience", "jwt_keys"})
 """They belong together: where one is named, the development stack gives none of the others."""
 SERVICE = Path(__file__).resolve().parents[1] / "pyproject.toml"
-SECRETS = "kafka_sasl_password", "database_url", "webhooks"
+SECRETS = "kafka_sasl_password", "database_url", "webhooks", "sources"
 """Each has a setting `<name>_file` beside it."""
 PATHS = (
     *("data_dir", "archive_url", "lake_url", "kafka_ssl_ca_location", "master_key_file", "jwt_keys"),
@@ -86,6 +87,8 @@ REMOVED: Final = {
 _CREDENTIALS = re.compile(r"://[^/@]*:[^@]*@|\?")
 """`user:password@` in a URL, or a query, which may be a signature."""
 
+_OF_KAFKA = "bootstrap", "security_protocol", "sasl_mechanism", "sasl_username", "sasl_password", "ssl_ca_location"
+
 _SERVICE_LINK = re.compile(
     rf"{PREFIX}([A-Z0-9_]+_)?"
     r"(SERVICE_HOST=[0-9a-f.:]+|SERVICE_PORT(_[A-Z0-9_]+)?=\d+|PORT(_\d+_(TCP|UDP|SCTP))?=(tcp|udp|sctp)://\S+"
@@ -94,6 +97,8 @@ _SERVICE_LINK = re.compile(
 """What Kubernetes sets in every pod for a Service `samefold` or `samefold-…`. No value of a setting has this form."""
 
 Topic = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
+SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
+SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 _ORIGIN = r"https?://[a-z0-9.\[\]:-]+"
 """As browsers send it: no path, and in lower case. `*` is not allowed: it would be any page."""
 
@@ -139,6 +144,40 @@ class Endpoint(BaseModel):
         return secret
 
 
+class Source(BaseModel):
+    """Where messages come from: a topic, by default of this service's Kafka, or a webhook, whose secrets check signatures."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    topic: Topic | None = None
+    bootstrap: str | None = Field(None, description="The brokers of another Kafka, to which the next settings belong")
+    security_protocol: SecurityProtocol = "PLAINTEXT"
+    sasl_mechanism: SaslMechanism | None = None
+    sasl_username: str | None = None
+    sasl_password: SecretStr | None = None
+    ssl_ca_location: Path | None = None
+    begin: Literal["earliest", "end"] | AwareDatetime = Field(
+        "earliest", description="Where the first version begins to receive: earliest, end, or a time"
+    )
+    secrets: tuple[SecretStr, ...] = Field((), max_length=10)
+    tolerance_s: float = Field(300.0, gt=0, le=86_400, description="How old a webhook's signature may be")
+
+    @model_validator(mode="after")
+    def _require_consistent(self) -> Self:
+        if (self.topic is None) == (not self.secrets):
+            raise ValueError("it has either a topic, or the secrets of a webhook")
+        others = self.model_fields_set & {"security_protocol", "sasl_mechanism", "sasl_username", "ssl_ca_location"}
+        if others and not (self.topic and self.bootstrap):
+            raise ValueError(
+                f"{', '.join(sorted(others))} belong to the bootstrap of another Kafka, which is not given"
+            )
+        if self.security_protocol.startswith("SASL") and not (
+            self.sasl_mechanism and self.sasl_username and self.sasl_password
+        ):
+            raise ValueError(f"{self.security_protocol} needs sasl_mechanism, sasl_username and sasl_password")
+        return self
+
+
 def _json(value: object) -> object:
     """A text of the environment or a file as the object that it holds. Its own error would quote the text, secrets and all."""
     try:
@@ -166,8 +205,8 @@ class Settings(BaseSettings):
     )
 
     kafka_bootstrap: str | None = Field(None, description="Kafka's brokers: host:port, several with commas")
-    kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
+    kafka_security_protocol: SecurityProtocol = "PLAINTEXT"
+    kafka_sasl_mechanism: SaslMechanism | None = None
     # a Secret of Kubernetes that was made of a file ends with a newline
     kafka_sasl_username: Annotated[str, StringConstraints(strip_whitespace=True)] | None = None
     kafka_sasl_password: SecretStr | None = None
@@ -184,6 +223,7 @@ class Settings(BaseSettings):
     events_topic: Topic = Field("events", description="The topic of commits: the log")
     policies_topic: Topic = Field("policies", description="The topic that records when policies were made live")
     public_topic: Topic = Field("public", description="The topic that the publisher writes for other teams")
+    inbox_topic: Topic = Field("inbox", description="The topic of webhooks that other services sent")
     keys_topic: Topic = Field("keys", description="The topic of the keys of personal values, and of who is forgotten")
     partitions: int = Field(
         8, ge=1, le=4096, description="Partitions of both topics; can't be changed once there is data"
@@ -268,6 +308,13 @@ class Settings(BaseSettings):
     )
     webhooks_file: Path | None = None
 
+    sources: Annotated[dict[EndpointName, Source], NoDecode, BeforeValidator(_json)] = Field(
+        default_factory=dict,
+        description='What other services say, by name, as JSON: {"billing": {"topic": "billing.public", "bootstrap": "…"}}, or '
+        '{"shop": {"secrets": ["whsec_…"]}} for a webhook',
+    )
+    sources_file: Path | None = None
+
     master_key_file: Path | None = Field(
         None, description="File with the master key, which personal values need: `samefold keys new` prints its line"
     )
@@ -324,7 +371,7 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _require_consistent(self) -> Self:
         if len({*self.topics}) < len(self.topics):
-            raise ValueError("commands_topic, events_topic, policies_topic, public_topic and keys_topic must differ")
+            raise ValueError("the names of the service's topics (commands_topic, events_topic, …) must differ")
         for name in ("archive_url", "lake_url"):
             if _CREDENTIALS.search(getattr(self, name) or ""):
                 raise ValueError(f"{name} holds credentials: give them in the environment of the store's own library")
@@ -336,12 +383,26 @@ class Settings(BaseSettings):
     @property
     def topics(self) -> list[str]:
         """All names of topics."""
-        return [self.commands_topic, self.events_topic, self.policies_topic, self.public_topic, self.keys_topic]
+        own = self.commands_topic, self.events_topic, self.policies_topic, self.public_topic, self.inbox_topic
+        return [*own, self.keys_topic]
 
     @property
     def kafka(self) -> str:
         """The brokers to connect to. Raises NotConfigured."""
         return self.kafka_bootstrap or self._not_configured("Kafka", "kafka_bootstrap")
+
+    def of_source(self, name: str) -> tuple[Self, str]:
+        """These settings with the Kafka of a source, and its topic. Raises NotConfigured."""
+        if (source := self.sources.get(name)) is None:
+            raise NotConfigured(
+                f"No source '{name}' is configured.",
+                f'Add it to {PREFIX}SOURCES, the same for all processes of policies and the API: {{"{name}": '
+                '{"topic": "…", "bootstrap": "…"}} (docs/sources.md).',
+            )
+        if source.bootstrap is None:
+            return self, source.topic or self.inbox_topic
+        kafka = {f"kafka_{key}": getattr(source, key) for key in _OF_KAFKA}
+        return self.model_copy(update=kafka), source.topic or self.inbox_topic
 
     @property
     def archive(self) -> str:
@@ -442,7 +503,7 @@ def _plain(value: object) -> str:
     if isinstance(value, SecretStr):
         return value.get_secret_value()
     if isinstance(value, dict):
-        return json.dumps({name: {key: _plain(part) for key, part in endpoint} for name, endpoint in value.items()})
+        return json.dumps({name: one.model_dump(exclude_unset=True) for name, one in value.items()}, default=_plain)
     return str(value.absolute() if isinstance(value, Path) else value)
 
 

@@ -1,6 +1,7 @@
 """A policy, read from its module: what it subscribes to, and the wishes that its `react` may yield.
 
-Nothing is registered. The module's name is the policy's name, and the annotation of `event` is the subscription.
+Nothing is registered. The module's name is the policy's name, and the annotation of `event` is the subscription. A module with
+`SOURCE` is a policy that reacts to messages of another service instead (`source`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import policies
 from domain.engine.contexts import contexts
 from domain.language import Refusal
 from infra.errors import SamefoldError
+from policies.engine.source import Source, source_of
 from projections.engine.views.columns import hints_of
 from projections.engine.views.event_context import At
 from projections.engine.views.view import NAME, POLICY, events_of, version_of
@@ -84,6 +86,8 @@ class Policy:
     react: Callable[[Any, At], Iterable[Send | Post]]
     subscription: frozenset[type]
     on_poison: Literal["stop", "park"] = "stop"
+    source: Source | None = None
+    """Of one that reacts to messages: its subscription is empty, and its agent reads only the outcomes of what it sent."""
 
     @property
     def agent(self) -> str:
@@ -119,11 +123,22 @@ def policy_of(module: ModuleType) -> Policy:
             f"policies/{name}.py can't be a policy: its name is not valid.",
             "Rename the file: at most 30 lower case letters, digits and underscores.",
         )
+    if hasattr(module, "SOURCE"):
+        source, version = source_of(module, BadPolicy), version_of(module, f"policies/{name}.py", BadPolicy)
+        return Policy(name, version, _nothing, frozenset(), _on_poison(module, name), source)
     version, function, subscription = declared(module, "react", "Iterable[Send | Post]")
+    return Policy(name, version, function, subscription, _on_poison(module, name))
+
+
+def _on_poison(module: ModuleType, name: str) -> Literal["stop", "park"]:
     on_poison: Literal["stop", "park"] = getattr(module, "ON_POISON", "stop")
     if on_poison not in ("stop", "park"):
         raise BadPolicy(f"Policy '{name}' has ON_POISON = {on_poison!r}.", 'It is "stop" (the default) or "park".')
-    return Policy(name, version, function, subscription, on_poison)
+    return on_poison
+
+
+def _nothing(_event: Any, _at: At) -> Iterable[Send | Post]:
+    return ()
 
 
 def declared(module: ModuleType, name: str, result: str) -> tuple[int, Callable[[Any, At], Any], frozenset[type]]:

@@ -1,0 +1,136 @@
+"""A source, read from its module: which messages of another service it takes, and how they are read.
+
+    SOURCE = "billing"                       # its name in SAMEFOLD_SOURCES
+
+    @message("invoice-paid.v1")              # the message's type; without one, the class is that of each message
+    class InvoicePaid: …
+
+    def receive(message: InvoicePaid, at: Received) -> Iterable[Send]: …
+
+Optional are `DEDUP = "id"` (a message's own id counts, not its place), `TYPE = "x-github-event"` (the header that has the type),
+`decode(body: bytes) -> Any` (what another format's body is in JSON's types), and of a webhook `verify(headers, body, secrets)`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from types import ModuleType
+from typing import Any, TypeVar, cast, dataclass_transform, get_args
+
+from pydantic import ConfigDict, TypeAdapter
+from pydantic.dataclasses import dataclass as validated
+
+from infra.errors import SamefoldError
+from projections.engine.views.columns import hints_of
+
+MessageT = TypeVar("MessageT")
+Verify = Callable[[Mapping[str, str], bytes, Sequence[str]], str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """Where a message came from. `id` and `type` are its own, None where it has none."""
+
+    source: str
+    topic: str
+    partition: int
+    offset: int
+    time: datetime
+    """The record's, by its producer's or its broker's clock."""
+    key: str | None = None
+    """As text; bytes that are none are written as `\\\\xff`."""
+    id: str | None = None
+    """CloudEvents' source and id with a space between, or a webhook's `webhook-id`."""
+    type: str | None = None
+    headers: Mapping[str, str]
+    """The record's, by their names in lower case."""
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def message(kind: str | None = None) -> Callable[[type[MessageT]], type[MessageT]]:
+    """Make a class a message of that type, or of a topic whose messages have no types: frozen, keyword only, and strict.
+
+    Fields that it does not name are ignored. It is built of the same types as events are (`domain.language`).
+    """
+
+    def make(cls: type[MessageT]) -> type[MessageT]:
+        config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, val_json_bytes="base64")
+        made = validated(cls, frozen=True, slots=True, kw_only=True, config=config)
+        setattr(made, _TYPE, kind)
+        return cast(type[MessageT], made)
+
+    return make
+
+
+_TYPE = "__message_type__"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """What a module of `policies/` that has `SOURCE` declares."""
+
+    name: str
+    receive: Callable[[Any, Received], Iterable[Any]]
+    """It yields wishes: `Send`."""
+    types: Mapping[str | None, TypeAdapter[Any]]
+    """By message type; None alone where its one class is that of each message."""
+    by_id: bool = False
+    type_header: str | None = None
+    decode: Callable[[bytes], Any] | None = None
+    verify: Verify | None = None
+
+
+def source_of(module: ModuleType, bad: type[SamefoldError]) -> Source:
+    """Raises `bad`."""
+    file = f"policies/{module.__name__.rpartition('.')[2]}.py"
+    receive = _function(
+        module, "receive", ("message", "at"), "receive(message: …, at: Received) -> Iterable[Send]", bad
+    )
+    if receive is None:
+        raise bad(f"{file} has SOURCE, but no function `receive`.", "Write receive(message: …, at: Received)")
+    hint = hints_of(receive, file, bad).get("message")
+    types: dict[str | None, TypeAdapter[Any]] = {}
+    for one in get_args(hint) or (hint,):
+        if not isinstance(one, type) or _TYPE not in vars(one):
+            raise bad(
+                f"`receive` of {file} takes {getattr(one, '__name__', one)}, which is no message.",
+                'Write @message("its type") above each class that `message: A | B` names.',
+            )
+        kind = getattr(one, _TYPE)
+        if kind in types:
+            raise bad(f"{file} has two classes for the message type {kind!r}.", "Let one class have both's fields.")
+        types[kind] = TypeAdapter(one)
+    if None in types and len(types) > 1:
+        raise bad(
+            f"{file} has a class without a message type beside others.", 'Name the type of each: @message("its type").'
+        )
+    dedup, header = getattr(module, "DEDUP", None), getattr(module, "TYPE", None)
+    if dedup not in (None, "id"):
+        raise bad(f"{file} has DEDUP = {dedup!r}.", 'It is "id": a message\'s own id counts, not its place.')
+    return Source(
+        name=str(module.__dict__["SOURCE"]),
+        receive=receive,
+        types=types,
+        by_id=dedup == "id",
+        type_header=str(header).lower() if header is not None else None,
+        decode=_function(module, "decode", ("body",), "decode(body: bytes) -> Any", bad),
+        verify=_function(
+            module, "verify", ("headers", "body", "secrets"), "verify(headers, body, secrets) -> str | None", bad
+        ),
+    )
+
+
+def _function(
+    module: ModuleType, name: str, parameters: tuple[str, ...], signature: str, bad: type[SamefoldError]
+) -> Any:
+    """The module's function, None if it has none. Raises `bad`."""
+    function = module.__dict__.get(name)
+    if function is not None and not (
+        inspect.isfunction(function) and tuple(inspect.signature(function).parameters) == parameters
+    ):
+        file = f"policies/{module.__name__.rpartition('.')[2]}.py"
+        raise bad(f"`{name}` of {file} has other parameters than the engine passes.", f"Write {signature}")
+    return function
