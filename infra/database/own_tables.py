@@ -5,7 +5,7 @@ import re
 OWN_TABLES = (
     *("positions", "live", "stopped_views", "builds", "build_positions", "build_parts", "parked", "skips"),
     *("command_types", "event_types", "topics", "archive_files", "log_marks"),
-    *("activations", "outbox", "relay_leases", "posts", "lanes"),
+    *("activations", "outbox", "relay_leases", "posts", "lanes", "source_positions", "received_messages"),
     *("personal_keys", "forgotten_subjects", "keys_position"),
     "operator_actions",
 )

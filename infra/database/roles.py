@@ -24,7 +24,10 @@ _KEYS: Final = [
     ("select, insert", ("forgotten_subjects",)),
     ("select, insert, update (next_offset)", ("keys_position",)),
 ]
-_STATUS = "activations", "build_positions", "command_types", "live", "parked", "positions", "stopped_views", "topics"
+_STATUS = (
+    *("activations", "build_positions", "command_types", "live", "parked", "positions", "source_positions"),
+    *("stopped_views", "topics"),
+)
 RIGHTS: Final[Mapping[str, Iterable[tuple[str, tuple[str, ...]]]]] = {
     "agent": [
         ("select, insert, update, delete", (ROWS, STATES, OUTCOMES)),
@@ -37,8 +40,8 @@ RIGHTS: Final[Mapping[str, Iterable[tuple[str, tuple[str, ...]]]]] = {
     ],
     "policy": [
         ("select, insert, update, delete", ("lanes", "outbox", "posts", "relay_leases")),
-        ("select, insert, update", ("activations", "positions")),
-        ("select, insert", ("parked", "topics")),
+        ("select, insert, update", ("activations", "positions", "source_positions")),
+        ("select, insert", ("parked", "received_messages", "topics")),
         ("select", ("alembic_version", "archive_files", "command_types", "live", "skips", "stopped_views")),
         *_KEYS,
     ],

@@ -165,10 +165,16 @@ outbox = table(
     "outbox",
     key(NAME, "id", comment="of the command: `<policy>~…`"),
     required(NAME, "policy"),
-    nullable(TEXT, "kind", comment="send, or dropped; null while only the outcome is known"),
-    nullable(INTEGER, "partition", comment="of the event that the wish came from, like stream and version"),
-    nullable(NAME, "stream"),
-    nullable(BIG, "version"),
+    nullable(
+        TEXT, "kind", comment="send, or dropped; message: can't be received; null while only the outcome is known"
+    ),
+    nullable(
+        INTEGER,
+        "partition",
+        comment="of the event that the wish came from, like stream and version; of a source's: target's",
+    ),
+    nullable(NAME, "stream", comment="of a source's wish: target; of a message: topic and partition"),
+    nullable(BIG, "version", comment="of a source's wish, and of a message: the message's offset"),
     nullable(INTEGER, "number", comment="of the wish among those of one event: 0, 1, 2, …"),
     nullable(NAME, "target", comment="the command's stream"),
     nullable(TEXT, "type"),
@@ -262,7 +268,26 @@ activations = table(
         server_default=sa.text("'-infinity'"),
         comment="posts are made of events since then; null: held, as the database is new",
     ),
+    nullable(JSONB, "messages", comment="of a source: the same in its topic, {topic_id, offsets: {partition: offset}}"),
     comment="Which version of a policy reacts to which events: a copy of the topic of policies",
+)
+
+source_positions = table(
+    "source_positions",
+    key(NAME, "policy"),
+    key(INTEGER, "partition"),
+    required(TEXT, "topic_id"),
+    required(BIG, "next_offset"),
+    required(INTEGER, "activation", comment="the policy's newest that its last reader knew: a later one fences it"),
+    comment="How far each source has received each partition of its topic; the fence of every batch",
+    postgresql_with={"fillfactor": "50"},
+)
+
+received_messages = table(
+    "received_messages",
+    key(NAME, "policy"),
+    key(sa.LargeBinary, "id", comment="a digest of the message's own id"),
+    comment="Messages whose own id counts: one that is repeated leads to nothing",
 )
 
 personal_keys = table(

@@ -283,10 +283,10 @@ def range_consumer(settings: Settings, *, tells_ends: bool = True) -> Consumer:
     return _consumer(settings, only)
 
 
-def agent_consumer(settings: Settings, *, gather_ms: int = 0) -> Consumer:
+def agent_consumer(settings: Settings, *, gather_ms: int = 0, group: str | None = None) -> Consumer:
     """A consumer for `assign`, which fetches new records for as long as the agent runs, after they gathered for `gather_ms`."""
     only = {
-        "group.id": names.readers(settings.group_prefix),
+        "group.id": group or names.readers(settings.group_prefix),
         # partitions share one queue: records of one that is far behind delay the others
         "queued.max.messages.kbytes": 8_192,
         # a pending fetch delays the next assignment; a partition that is behind has so many bytes at once

@@ -112,6 +112,14 @@ PUBLISHER_STILL = _gauge(
     "partition",
 )
 
+# ── sources ──
+
+SOURCE_MESSAGES = _counter(
+    "source_messages", "Messages of another service, by what became of them.", "policy", "result"
+)
+SOURCE_LAG = _gauge("source_lag_messages", "Messages that were not received yet.", "policy", "partition")
+SOURCE_STOPPED = _gauge("source_stopped", "1 where a message can't be received.", "policy", "partition")
+
 # ── the API or the exporter ──
 
 LAG_EVENTS = _gauge("lag_events", "Records of the log that an agent has not folded.", "agent", "partition")

@@ -54,6 +54,10 @@ TrimmerPoint: TypeAlias = Literal[
     "archive verified",  # all that is to be cut; the next thing is to cut
     "partition trimmed",
 ]
+SourcePoint: TypeAlias = Literal[
+    "messages written",  # wishes and positions; its COMMIT is the next statement
+    "messages received",
+]
 RelayPoint: TypeAlias = Literal[
     "wish sent",  # handed to the producer
     "wish acknowledged",  # by the broker; the relay has not heard of it
@@ -79,6 +83,7 @@ Point: TypeAlias = (
     | ArchiverPoint
     | LakePoint
     | TrimmerPoint
+    | SourcePoint
     | RelayPoint
     | SwitcherPoint
     | PublisherPoint

@@ -12,7 +12,7 @@ same posts again. There the policy is held until an operator says of which event
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import LiteralString, NamedTuple
 
@@ -29,6 +29,7 @@ from infra.processes.engines import Progress, Silent
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
 from policies.engine.policy import LowerVersion, Policy, agent_of, discover
+from policies.engine.source import Source
 from projections.engine.store.positions import lock_positions, read_positions, set_generation
 from projections.engine.views.view import CORE
 
@@ -74,6 +75,13 @@ class SwitchLost(SamefoldError):
     """Another switch of the policy was recorded first."""
 
 
+class Messages(msgspec.Struct, frozen=True):
+    """A place in a source's topic: its next offset in each partition."""
+
+    topic_id: str
+    offsets: dict[int, int]
+
+
 class Activation(NamedTuple):
     """From `positions` on, `version` of the policy reacts."""
 
@@ -83,9 +91,11 @@ class Activation(NamedTuple):
     positions: dict[int, Reading]
     log_offset: int | None
     """Offset of its record in the topic of policies; None before it is there."""
+    messages: Messages | None = None
+    """Of a source: from here on the version receives. `positions` is for the outcomes of what it sends."""
 
 
-class ActivationRecord(msgspec.Struct, frozen=True, tag_field="samefold", tag="activation/1"):
+class ActivationRecord(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="samefold", tag="activation/1"):
     """A record of the topic of policies."""
 
     policy: str
@@ -94,6 +104,7 @@ class ActivationRecord(msgspec.Struct, frozen=True, tag_field="samefold", tag="a
     positions: dict[int, Reading]
     events_topic_id: str
     """Positions are valid in this topic only."""
+    messages: Messages | None = None
 
 
 _decoder = msgspec.json.Decoder(ActivationRecord)
@@ -106,12 +117,24 @@ def activations_of(connection: Connection, policy: str) -> list[Activation]:
 
 def _select(connection: Connection, which: LiteralString, *values: str) -> list[Activation]:
     found = connection.execute(
-        f"select policy, number, version, positions, log_offset from activations {which}",  # noqa: S608
+        f"select policy, number, version, positions, log_offset, messages from activations {which}",  # noqa: S608
         values,
     )
     return [
-        Activation(policy, number, version, {int(p): Reading(*at) for p, at in positions.items()}, log_offset)
-        for policy, number, version, positions, log_offset in found
+        Activation(
+            *(policy, number, version, {int(p): Reading(*at) for p, at in positions.items()}, log_offset),
+            messages and msgspec.convert(messages, Messages, strict=False),
+        )
+        for policy, number, version, positions, log_offset, messages in found
+    ]
+
+
+def in_topic(activations: Sequence[Activation], topic_id: str, partitions: Iterable[int]) -> list[Activation]:
+    """A source's activations in this topic, with its positions there. A partition that came later is received from its begin on."""
+    found = [(one, one.messages.offsets) for one in activations if one.messages and one.messages.topic_id == topic_id]
+    return [
+        one._replace(positions={number: START._replace(next_offset=offsets.get(number, 0)) for number in partitions})
+        for one, offsets in found
     ]
 
 
@@ -158,7 +181,7 @@ def bring_in(settings: Settings, connection: Connection, admin: topics.Admin | N
             if not found:
                 return
             if _end(settings, topics.Admin(settings, APPEND_S), position) == position:
-                records = [ActivationRecord(*one[:4], events_topic_id=events.id) for one in found]
+                records = [ActivationRecord(*one[:4], events.id, one.messages) for one in found]
                 bodies = [(one.policy.encode(), msgspec.json.encode(one)) for one in records]
                 clients.append_all(settings, clients.producer(settings), settings.policies_topic, bodies, APPEND_S)
 
@@ -221,8 +244,11 @@ def resume(
 
 
 def start_all(settings: Settings) -> None:
-    """Make this code's policies live before the service is asked anything. Raises BadPolicy, and what `bring_in` raises."""
-    if found := discover().values():
+    """Make this code's policies live before the service is asked anything; sources begin when they first run.
+
+    Raises BadPolicy, and what `bring_in` raises.
+    """
+    if found := [policy for policy in discover().values() if not policy.source]:
         with session(settings, "samefold policies", short_transactions=True) as connection:
             for policy in found:
                 if start_new(settings, connection, policy):
@@ -233,12 +259,18 @@ def start_all(settings: Settings) -> None:
 def start_new(settings: Settings, connection: Connection, policy: Policy) -> bool:
     """Make a policy live that never was, if the service has never been asked anything. Returns whether it is live now.
 
-    A policy of a service with history waits for `samefold policies switch`. Raises what `bring_in` raises.
+    A policy of a service with history waits for `samefold policies switch`. A source begins where its setting says. Raises what
+    `bring_in` raises, and what `begin_of` raises.
     """
     bring_in(settings, connection)
     if activations_of(connection, policy.name):
         return True
     events = require_contract(settings, connection)
+    if policy.source:
+        begin, end = begin_of(settings, policy.source), _end_of_events(settings, connection, events, Silent())
+        _insert(connection, policy.name, 1, policy.version, end, begin)
+        bring_in(settings, connection)
+        return True
     commands = topics.describe(settings, settings.commands_topic)
     answered = connection.execute(
         "select 1 from positions where topic = %s and command_offset >= 0 limit 1", (events.name,)
@@ -269,7 +301,25 @@ def switch(settings: Settings, policy: Policy, *, lower: bool = False, progress:
                 "Run the command with the newer code; or with --yes, if the older version is to react from now on.",
             )
 
-    return _activate(settings, policy.name, policy.version, require, progress or Silent())
+    return _activate(settings, policy.name, policy.version, require, progress or Silent(), policy.source)
+
+
+def reposition(settings: Settings, policy: Policy, to: str | datetime) -> Activation:
+    """Let a source go on from another place in its topic, or in one that was made anew: earliest, end, or a time.
+
+    What it has not received before that place, it never will. Raises NeverLive, and what `switch` raises.
+    """
+    assert policy.source, "only a source has a place in a topic"
+
+    def require(_: Connection, live: int) -> None:
+        if live != policy.version:
+            raise NeverLive(
+                f"Version {policy.version} of source '{policy.name}' is not live.",
+                f"{_SEE} Run the command with the code of the live version.",
+            )
+
+    begin = begin_of(settings, policy.source, to)
+    return _activate(settings, policy.name, policy.version, require, Silent(), policy.source, begin)
 
 
 def remove(settings: Settings, name: str) -> Activation:
@@ -303,9 +353,18 @@ def remove(settings: Settings, name: str) -> Activation:
 
 
 def _activate(
-    settings: Settings, policy: str, version: int, require: Callable[[Connection, int], None], progress: Progress
+    settings: Settings,
+    policy: str,
+    version: int,
+    require: Callable[[Connection, int], None],
+    progress: Progress,
+    source: Source | None = None,
+    to: Messages | None = None,
 ) -> Activation:
-    """Let this version react from the policy's positions on. `require` gets the live version, and raises where it may not."""
+    """Let this version react from the policy's positions on. `require` gets the live version, and raises where it may not.
+
+    Of a source, `to` is where it goes on in its topic, instead of where it is.
+    """
     with session(settings, "samefold policies", short_transactions=True) as connection:
         topic = require_contract(settings, connection)
         unfinished = [one.number for one in activations_of(connection, policy) if one.log_offset is None]
@@ -316,13 +375,17 @@ def _activate(
         known = activations_of(connection, policy)
         is_new = version != REMOVED and (not known or known[-1].version == REMOVED)
         end = _end_of_events(settings, connection, topic, progress) if is_new else {}
+        begin = to or (begin_of(settings, source) if source and is_new else None)
         with connection.transaction():
             at, known = _locked(connection, topic, policy, end)
             if known and known[-1].version == version and known[-1].number in unfinished:  # of a switch that was killed
                 return known[-1]
             require(connection, known[-1].version if known else REMOVED)
             number = known[-1].number + 1 if known else 1
-            _insert(connection, policy, number, version, at)
+            messages = _messages_at(connection, policy, known, begin, moves=to is not None)
+            _insert(connection, policy, number, version, at, messages)
+            if messages:
+                _set_messages(connection, policy, number, messages, moves=to is not None)
             # fence the batches of the version before
             set_generation(connection, topic.name, {agent_of(policy): at}, "switch")
         reach("activation written")
@@ -374,11 +437,76 @@ def _locked(
     return {partition: max(at, end.get(partition, at)) for partition, at in mine.items()}, known
 
 
-def _insert(connection: Connection, policy: str, number: int, version: int, positions: Mapping[int, Reading]) -> None:
+def _insert(
+    connection: Connection,
+    policy: str,
+    number: int,
+    version: int,
+    positions: Mapping[int, Reading],
+    messages: Messages | None = None,
+) -> None:
     connection.execute(
-        "insert into activations (policy, number, version, positions) values (%s, %s, %s, %s) on conflict do nothing",
-        (policy, number, version, json.dumps(positions)),
+        "insert into activations (policy, number, version, positions, messages) values (%s, %s, %s, %s, %s) "
+        "on conflict do nothing",
+        (policy, number, version, json.dumps(positions), _json(messages)),
     )
+
+
+def _json(messages: Messages | None) -> str | None:
+    return None if messages is None else msgspec.json.encode(messages).decode()
+
+
+# ── of a source, in its topic ──
+
+
+def begin_of(settings: Settings, source: Source, begin: str | datetime | None = None) -> Messages:
+    """Where a source begins: by default as its setting says. Raises NotConfigured, TopicMissing, KafkaUnavailable, KafkaRefused."""
+    theirs, name = settings.of_source(source.name)
+    begin = begin or settings.sources[source.name].begin
+    topic = topics.describe(theirs, name)
+    offsets = topic.end
+    if begin == "earliest":
+        offsets = topic.first
+    elif isinstance(begin, datetime):
+        offsets = offsets | topics.offsets_at(theirs, topic, int(begin.timestamp() * 1000))
+    return Messages(topic.id, offsets)
+
+
+def _messages_at(
+    connection: Connection, policy: str, known: Sequence[Activation], begin: Messages | None, *, moves: bool
+) -> Messages | None:
+    """Where a source's next activation begins, its positions locked; None of another policy. Raises OldEventsLeft."""
+    was = next((one.messages for one in reversed(known) if one.messages), None)
+    if was is None or moves:
+        return begin
+    rows = connection.execute(
+        "select partition, next_offset from source_positions where policy = %s and topic_id = %s order by partition for update",
+        (policy, was.topic_id),
+    ).fetchall()
+    if known[-1].version != REMOVED and (left := [number for number, at in rows if at < was.offsets.get(number, 0)]):
+        raise OldEventsLeft(
+            f"Source '{policy}' has not received all messages that belong to an older version, in "
+            f"{'partition' if len(left) == 1 else 'partitions'} {', '.join(map(str, left))} of its topic.",
+            "Run the code with that version until it has received them, then this code.",
+        )
+    offsets = was.offsets | dict(rows)
+    if begin is None:
+        return Messages(was.topic_id, offsets)
+    if begin.topic_id != was.topic_id:
+        return begin
+    return Messages(was.topic_id, {number: max(at, offsets.get(number, 0)) for number, at in begin.offsets.items()})
+
+
+def _set_messages(connection: Connection, policy: str, number: int, messages: Messages, *, moves: bool) -> None:
+    """Fence what receives under an earlier activation. `moves`: it goes on from this one's begin."""
+    if moves:
+        connection.execute("delete from source_positions where policy = %s", (policy,))
+        for partition, offset in sorted(messages.offsets.items()):
+            connection.execute(
+                "insert into source_positions values (%s, %s, %s, %s, %s)",
+                (policy, partition, messages.topic_id, offset, number),
+            )
+    connection.execute("update source_positions set activation = %s where policy = %s", (number, policy))
 
 
 def _following(activations: Sequence[Activation], partition: int, offset: int) -> Activation | None:
@@ -418,13 +546,15 @@ def _copy(settings: Settings, connection: Connection, admin: topics.Admin, posit
                     "Restore that topic; or, for a new log, name a new topic in SAMEFOLD_POLICIES_TOPIC.",
                 )
             connection.execute(
-                "insert into activations as a (policy, number, version, positions, log_offset, at, posts_from) "
-                "values (%(policy)s, %(number)s, %(version)s, %(positions)s, %(offset)s, %(at)s, "
-                "(select '-infinity'::timestamptz from positions where agent = %(agent)s limit 1)) "
+                "insert into activations as a (policy, number, version, positions, log_offset, at, messages, posts_from) "
+                "values (%(policy)s, %(number)s, %(version)s, %(positions)s, %(offset)s, %(at)s, %(messages)s, "
+                "case when %(messages)s::jsonb is not null or exists (select from positions where agent = %(agent)s) "
+                "then '-infinity'::timestamptz end) "  # a source makes no posts
                 "on conflict (policy, number) do update set version = excluded.version, "
-                "positions = excluded.positions, log_offset = excluded.log_offset, at = excluded.at "
-                "where a.log_offset is null",
+                "positions = excluded.positions, log_offset = excluded.log_offset, at = excluded.at, "
+                "messages = excluded.messages where a.log_offset is null",
                 msgspec.structs.asdict(one)
                 | {"positions": json.dumps(one.positions), "agent": agent_of(one.policy)}
+                | {"messages": _json(one.messages)}
                 | {"offset": record.offset, "at": time_of(record.time_ms)},
             )

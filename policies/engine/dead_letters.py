@@ -11,6 +11,7 @@ class DeadReason(StrEnum):
     """The code that the column `dead` begins with. docs/policies.md says what each means, and what to do."""
 
     INVALID_WISH = "invalid-wish"
+    BAD_MESSAGE = "bad-message"
     REFUSED = "refused"
     TOO_DEEP = "too-deep"
     ID_REUSED = "id-reused"

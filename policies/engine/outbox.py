@@ -1,11 +1,12 @@
 """The outbox: the commands that a policy wishes, on their way, and what a batch writes of them. Its posts are in `posts`.
 
-A row has two halves. The wish comes from an event of the policy's subscription; the outcome from the commit that the wished
-command got, accepted or rejected. They may be read in either order: from other partitions, or again after a database was restored.
-Each half is upserted under the command's id, which puts two processes in order too. When both halves are there, the row is deleted
-and its `then` or `otherwise` becomes a row of its own, in the same transaction; when that has ended too, its `later`. A rejection
-that is not expected stays as a dead letter. So the outbox is a function of the policy's positions, but for what the relay and
-operators write (sent_at, attempts, dead letters that Kafka refused, commands that are sent again) and the time of a `later`.
+A row has two halves. The wish comes from an event of the policy's subscription, or from a message that its source received; the
+outcome from the commit that the wished command got, accepted or rejected. They may be read in either order: from other partitions,
+or again after a database was restored. Each half is upserted under the command's id, which puts two processes in order too. When
+both halves are there, the row is deleted and its `then` or `otherwise` becomes a row of its own, in the same transaction; when that
+has ended too, its `later`. A rejection that is not expected stays as a dead letter. So the outbox is a function of the policy's
+positions, but for what the relay and operators write (sent_at, attempts, dead letters that Kafka refused, commands that are sent
+again) and the time of a `later`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -31,6 +32,7 @@ from domain.engine.storable import Lost, encode, require_same
 from domain.engine.versions import stored_type, summary
 from domain.language import Refusal
 from infra.database.connect import Connection
+from infra.log.partitioner import partition_of
 from infra.log.records import Command, Commit, time_of
 from infra.settings import ENDPOINT_NAME
 from policies.engine import posts
@@ -106,6 +108,14 @@ class Wish(NamedTuple):
     """Why it can't be sent. Then neither target nor body is kept."""
 
 
+class Cause(NamedTuple):
+    """What led to a wish: a command, or a message."""
+
+    id: str
+    correlation_id: str
+    depth: int
+
+
 def view_of(policy: Policy, *, with_outcomes: bool = True) -> View:
     """The policy as its agent folds it; without outcomes for a replay of parked events, when all of them have been read."""
     of = [
@@ -129,26 +139,59 @@ def view_of(policy: Policy, *, with_outcomes: bool = True) -> View:
 
 def id_of(policy: str, stream: str, version: int, number: int) -> str:
     """A wish's id: the same whenever, wherever and by which version of the policy it is made."""
-    place = msgspec.json.encode((policy, stream, version, number))
-    digest = base64.b32encode(hashlib.blake2b(place, digest_size=20).digest()).decode().lower()
-    return f"{policy}~{digest}"
+    return _id(policy, (policy, stream, version, number))
+
+
+def _id(policy: str, place: tuple[str | int, ...]) -> str:
+    digest = hashlib.blake2b(msgspec.json.encode(place), digest_size=20).digest()
+    return f"{policy}~{base64.b32encode(digest).decode().lower()}"
 
 
 # ── the wish ──
 
 
 def _wishes(policy: Policy, event: Any, _after: Any, at: At) -> Iterator[Wish]:
-    """Raises BadWish, and whatever `react` raises, unless a command's class refuses a value: that is a dead letter."""
+    return _made_of(lambda: policy.react(event, at), partial(id_of, policy.name, at.stream, at.version), at)
+
+
+def of_message(
+    received: Callable[[], Iterable[Any]], place: Sequence[str | int], at: At, partitions: int
+) -> list[Wish]:
+    """What `receive` yields for a message. Its commands' ids come from `place`, which begins with the policy's name.
+
+    Each counts as a wish of the stream that it goes to, at the message's offset: that is their order, and there its `then`,
+    `otherwise` and `later` go, too. `at` is of what has no stream. Raises BadWish, and whatever `receive` raises.
+    """
+
+    def ident(number: int) -> str:
+        return _id(str(place[0]), (*place, number))
+
+    return [*_made_of(received, ident, at, partitions)]
+
+
+def dead_message(place: Sequence[str | int], at: At, why: str) -> Wish:
+    """A dead letter for a message that can't be received: the stream of `at` is its topic and partition, the version its offset."""
+    return Wish(_id(str(place[0]), (*place, "message")), "message", 0, at, dead=f"{DeadReason.BAD_MESSAGE}: {why}")
+
+
+def _made_of(
+    yielded: Callable[[], Iterable[Any]], ident: Callable[[int], str], at: At, partitions: int = 0
+) -> Iterator[Wish]:
+    """Raises BadWish, and whatever `yielded` raises, unless a command's class refuses a value: that is a dead letter."""
     number = -1
     try:
-        for number, wish in enumerate(policy.react(event, at)):
+        for number, wish in enumerate(yielded()):
             if number == MOST_WISHES:
-                raise BadWish(f"it yields more than {MOST_WISHES} wishes for one event")
-            yield from _made(wish, id_of(policy.name, at.stream, at.version, number), number, at)
+                raise BadWish(f"it yields more than {MOST_WISHES} wishes at once")
+            here = at
+            if partitions:
+                if not isinstance(wish, Send):
+                    raise BadWish(f"it yields a {type(wish).__name__}, and a message leads to a Send only")
+                here = msgspec.structs.replace(at, stream=wish.stream, partition=partition_of(wish.stream, partitions))
+            yield from _made(wish, ident(number), number, here)
     except ValidationError as error:
-        ident = id_of(policy.name, at.stream, at.version, number + 1)
-        why = f"{error.title}: {summary(error)}. The event's wishes from this one on are not made"
-        yield _dead(ident, "send", number + 1, why, at)
+        why = f"{error.title}: {summary(error)}. The wishes from this one on are not made"
+        yield _dead(ident(number + 1), "send", number + 1, why, at)
 
 
 def _made(wish: Any, ident: str, number: int, at: At) -> Iterator[Wish]:
@@ -284,7 +327,10 @@ def _writes(policy: Policy, with_outcomes: bool, batches: Sequence[Changes]) -> 
                 if wish.kind == "post":
                     new_posts.append(wish)
                 else:
-                    rows.setdefault(wish.id, {}).update(_first_half(wish, commits[wish.at.offset]))
+                    commit = commits[wish.at.offset]
+                    correlation_id = commit.command_id if commit.correlation_id is UNSET else commit.correlation_id
+                    cause = Cause(commit.command_id, correlation_id, commit.depth or 0)
+                    rows.setdefault(wish.id, {}).update(_first_half(wish, cause))
         if with_outcomes:
             prefix = f"{policy.name}~"
             for _, _, commit in batch.counted:
@@ -295,9 +341,18 @@ def _writes(policy: Policy, with_outcomes: bool, batches: Sequence[Changes]) -> 
         statements.append(Statement(_NOTIFY_POSTS, []))
     if not rows:
         return statements
-    ids, known = sorted(rows), {"policy": policy.name}
-    upsert = Statement(_UPSERT, posts.packed(_TYPES, [rows[ident] | known | {"id": ident} for ident in ids]))
-    return [*statements, upsert, *_ends(ids)]
+    return [*statements, *_upsert(policy.name, rows)]
+
+
+def writes_of_messages(policy: str, wishes: Iterable[tuple[Wish, Cause]]) -> list[Statement]:
+    """What a transaction that receives messages writes of the wishes that they lead to."""
+    return _upsert(policy, {wish.id: _first_half(wish, cause) for wish, cause in wishes})
+
+
+def _upsert(policy: str, rows: Mapping[str, _Row]) -> list[Statement]:
+    ids, known = sorted(rows), {"policy": policy}
+    packed = posts.packed(_TYPES, [rows[ident] | known | {"id": ident} for ident in ids])
+    return [Statement(_UPSERT, packed), *_ends(ids)]
 
 
 def _ends(ids: list[str]) -> list[Statement]:
@@ -339,10 +394,10 @@ def _join(connection: Connection, ids: list[str]) -> None:
             answer(cursor.fetchall())
 
 
-def _first_half(wish: Wish, commit: Commit) -> _Row:
+def _first_half(wish: Wish, cause: Cause) -> _Row:
     at = wish.at
     is_timer = wish.due is not None and wish.due >= time_of(at.time_ms) + TICK
-    depth = 0 if is_timer else (commit.depth or 0) + 1
+    depth = 0 if is_timer else cause.depth + 1
     return {
         **wish._asdict(),  # also what is no column, and is not written
         **dict(zip(_FOLLOW, (*wish.then, *wish.otherwise, *wish.later), strict=True)),
@@ -350,8 +405,8 @@ def _first_half(wish: Wish, commit: Commit) -> _Row:
         "stream": at.stream,
         "version": at.version,
         "depth": depth,
-        "correlation_id": commit.command_id if commit.correlation_id is UNSET else commit.correlation_id,
-        "causation_id": commit.command_id,
+        "correlation_id": cause.correlation_id,
+        "causation_id": cause.id,
         "wished_at": time_of(at.time_ms),
         "dead": wish.dead or (_TOO_DEEP if depth > MOST_DEPTH else None),
     }

@@ -1,6 +1,7 @@
-"""The process of the policies, `python -m policies.engine.process`: an agent for each policy, one relay, and the webhooks.
+"""The process of the policies, `python -m policies.engine.process`: an agent for each policy, the relay, and the webhooks.
 
-A policy that stops with an error is started again, while the others go on.
+Each source has a receiver beside its agent, and all of them a relay of their own: what others say in bulk holds up no policy. A
+policy or receiver that stops with an error is started again, while the others go on.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ import argparse
 import asyncio
 import gc
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Coroutine, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import NoReturn
 
 from infra.errors import SamefoldError
@@ -19,6 +21,7 @@ from infra.processes.process_end import Parts
 from infra.processes.serving import serve
 from infra.settings import Settings
 from policies.engine.policy import Policy, discover
+from policies.engine.receiver import Receiver
 from policies.engine.relay import Relay
 from policies.engine.webhooks import Webhooks
 from policies.engine.worker import policy_agent
@@ -44,23 +47,42 @@ class Policies:
         self._agents: dict[str, Agent] = {}
         self._ended = asyncio.Event()
         self._webhooks = Webhooks(settings, name)
-        self._relay = Relay(settings, name, self.partitions, on_posts=self._webhooks.kick)
+        self._receivers: dict[str, Receiver] = {}
+        sources = {one.name for one in policies if one.source}
+        self._relays = {
+            "relay": Relay(settings, name, lambda: self._partitions(sources, of=False), self._webhooks.kick)
+        }
+        if sources:
+            mine = partial(self._partitions, sources, of=True)
+            self._relays["relay of sources"] = Relay(settings, f"{name} of sources", mine, yields=True)
 
     async def run(self) -> None:
         self.parts.callbacks()
-        # the relay has one, each agent may wait in one for Kafka, and each endpoint in some for a name
-        threads = 8 + 2 * len(self.policies) + sum(one.in_flight for one in self.settings.webhooks.values())
+        # each relay and receiver has one, each agent may wait in one for Kafka, and each endpoint in some for a name
+        threads = 10 + 3 * len(self.policies) + sum(one.in_flight for one in self.settings.webhooks.values())
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(threads))
-        relay = self.parts.task("relay", asyncio.to_thread(self._relay.run))
-        hosted = [self.parts.task(f"policy {one.name}", self._host(one), may_return=True) for one in self.policies]
+        relays = [self.parts.task(what, asyncio.to_thread(one.run)) for what, one in self._relays.items()]
+        hosted = [
+            self.parts.task(
+                f"policy {one.name}", self._host(f"policy {one.name}", partial(self._react, one)), may_return=True
+            )
+            for one in self.policies
+        ] + [
+            self.parts.task(
+                f"source {one.name}", self._host(f"source {one.name}", partial(self._hear, one)), may_return=True
+            )
+            for one in self.policies
+            if one.source
+        ]
         webhooks = self.parts.task("webhooks", self._webhooks.run())
         await self._ended.wait()
         self.parts.over()
         for agent in self._agents.values():
             agent.stop()
-        self._relay.stop()
+        for part in (*self._relays.values(), *self._receivers.values()):
+            part.stop()
         webhooks.cancel()
-        await asyncio.gather(relay, webhooks, *hosted, return_exceptions=True)
+        await asyncio.gather(*relays, webhooks, *hosted, return_exceptions=True)
         await self.parts.cancel()
         if self.error is not None:
             raise self.error
@@ -76,21 +98,34 @@ class Policies:
         agents = [*self._agents.items()]
         return {(name, partition) for name, agent in agents for partition in agent.reader.own_partitions}
 
-    async def _host(self, policy: Policy) -> None:
-        """Run the policy's agent, and start it again after an error."""
+    def _partitions(self, sources: Set[str], *, of: bool) -> set[tuple[str, int]]:
+        """Those of sources, or of the other policies."""
+        return {one for one in self.partitions() if (one[0] in sources) is of}
+
+    async def _react(self, policy: Policy) -> None:
+        """Run the policy's agent."""
+        agent = self._agents[policy.name] = policy_agent(self.settings, policy, self.name)
+        await agent.run()
+
+    async def _hear(self, policy: Policy) -> None:
+        """Run the source's receiver."""
+        receiver = self._receivers[policy.name] = Receiver(self.settings, policy, self.name)
+        await asyncio.to_thread(receiver.run)
+
+    async def _host(self, who: str, run: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Run it, and start it again after an error."""
         failures = starts = 0
         while not self._ended.is_set():
-            agent = self._agents[policy.name] = policy_agent(self.settings, policy, self.name)
             starts += 1
             if starts % COLLECTED == 0:
                 gc.collect()  # its predecessors are in cycles, with Kafka clients, their threads and sockets
             began = asyncio.get_running_loop().time()
             try:
-                await agent.run()
+                await run()
             except SamefoldError as error:
-                log.error("policy %s: %s: %s %s", policy.name, error.code, error.message, error.hint)
+                log.error("%s: %s: %s %s", who, error.code, error.message, error.hint)
             except Exception:
-                log.exception("policy %s: a defect ended it", policy.name)
+                log.exception("%s: a defect ended it", who)
             healthy = asyncio.get_running_loop().time() - began > HEALTHY_S
             failures = 0 if healthy else failures + 1
             with suppress(TimeoutError):

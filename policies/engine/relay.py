@@ -37,9 +37,12 @@ from policies.engine.dead_letters import DeadReason
 from policies.engine.outbox import CHANNEL, POSTS, refuse
 from policies.engine.sender import Sender, UnsentCommand
 from projections.engine.store.command_types import CommandType, live_types, own_types
+from projections.engine.views.view import CORE
 
 log = logging.getLogger(__name__)
 
+MOST_UNDECIDED = 2_000
+"""With so many commands that are not decided, those that messages of other services led to wait: clients' go first."""
 LOOK_S = 1.0
 """How often the outbox is read, if nothing else happens."""
 PAUSE_S = 0.5
@@ -114,7 +117,8 @@ def _columns(mine: Set[tuple[str, int]]) -> dict[str, Any]:
 class Relay:
     """Sends due commands of these policies' partitions until `stop`. `run` blocks, in a thread of its own.
 
-    `mine` returns the (policy, partition) that this process has now. `on_posts` is called when posts were wished.
+    `mine` returns the (policy, partition) that this process has now. `on_posts` is called when posts were wished. `yields`: its
+    commands wait while handlers have much to decide.
     """
 
     def __init__(
@@ -123,9 +127,12 @@ class Relay:
         name: str,
         mine: Callable[[], Set[tuple[str, int]]],
         on_posts: Callable[[], None] = lambda: None,
+        *,
+        yields: bool = False,
     ) -> None:
         self.settings = settings
         self.name = name
+        self._yields = yields
         self._mine = mine
         self._on_posts = on_posts
         self._stopping = threading.Event()
@@ -219,6 +226,8 @@ class Relay:
             return LOOK_S / 4
         if self._sender.known >= MOST_KNOWN:
             return PAUSE_S
+        if self._yields and self._undecided_now(connection) > MOST_UNDECIDED:
+            return PAGE_S
         [(now,)] = connection.execute("select now()")  # a host whose clock is fast sends no timer too soon
         most = MOST + self._sender.known
         rows = list(read_unsent(connection, mine, now + timedelta(seconds=LOOK_S), most))
@@ -230,6 +239,15 @@ class Relay:
         if max(timers, len(rows) - timers) == most:
             return PAGE_S
         return (due - now).total_seconds() if due else LOOK_S
+
+    def _undecided_now(self, connection: Connection) -> int:
+        """Commands in the topic that the read model does not show as decided."""
+        assert self._topic is not None, "it serves"
+        [(decided,)] = connection.execute(
+            "select coalesce(sum(command_offset + 1), 0) from positions where agent = %s and topic = %s",
+            (CORE, self.settings.events_topic),
+        )
+        return sum(topics.ends(self._topic, self._admin).values()) - int(decided)
 
     def _is_decided(self, connection: Connection, row: UnsentCommand) -> bool:
         """Whether some release's handlers decide it. Until then it waits, and so does what comes behind it."""

@@ -1,0 +1,456 @@
+"""Receives what another service says: reads the messages of a source's topic, and writes what they lead to into the outbox.
+
+The positions in the topic are rows of the database, and move in the transaction that writes the wishes: by compare-and-set, so that
+of two processes one counts. The consumer group of the other Kafka only shares the partitions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Message as KafkaMessage
+from msgspec import UNSET
+from psycopg import errors
+
+from commands.intake import bad_relation
+from infra.database.connect import Connection, DatabaseUnavailable, session
+from infra.errors import SamefoldError, in_words
+from infra.log import clients, names, topics
+from infra.log.clients import KafkaUnavailable
+from infra.log.contract import require_contract
+from infra.log.source import is_not_held
+from infra.observability import logs, metrics
+from infra.processes.faultpoints import reach
+from infra.processes.time_limit import FAULTS, TooSlow, in_main_thread, watched
+from infra.settings import Settings
+from policies.engine import activations
+from policies.engine.activations import REMOVED, Activation, ends_at, in_topic, version_at
+from policies.engine.messages import BadMessage, Message, Raw, Result, read
+from policies.engine.outbox import Cause, Wish, dead_message, of_message, writes_of_messages
+from policies.engine.policy import Policy
+from policies.engine.source import Source
+from projections.engine.views.event_context import At
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.1
+PAUSE_S = 0.5
+"""While a store is unavailable."""
+CHECK_S = 1.0
+"""How often the topic, the activations and the partitions that wait are looked at."""
+AGAIN_S = 10.0
+"""After that a message whose `receive` failed is tried again."""
+MOST_UNSENT = 4_000
+"""With so many commands in the outbox that are not sent, no more messages are received."""
+
+
+class SourceRecreated(SamefoldError):
+    """A source's topic is another one than that which was received."""
+
+
+class SourceTrimmed(SamefoldError):
+    """A source's topic does not hold the messages that come next."""
+
+
+class SourceFenced(SamefoldError):
+    """Another process joined the source's group under this process's name."""
+
+
+class MessageFailed(SamefoldError):
+    """`receive` failed at a message, and the source stops there."""
+
+
+class _Fenced(Exception):
+    """Another process moved a position, or the policy was switched."""
+
+
+class _Place(NamedTuple):
+    """Where a partition goes on: `stop` is the offset from which another version receives."""
+
+    offset: int
+    activation: int
+    stop: int | None
+
+
+class _Handled(NamedTuple):
+    """What became of a message: its wishes with their cause, and its own id if that counts."""
+
+    result: Result
+    wishes: Sequence[tuple[Wish, Cause]] = ()
+    id: bytes | None = None
+
+
+class Receiver:
+    """One source of this process: a member of its group. `run` blocks until `stop`, in a thread of its own."""
+
+    def __init__(self, settings: Settings, policy: Policy, name: str) -> None:
+        assert policy.source, "it is a source"
+        self.settings = settings
+        self.policy = policy
+        self.source: Source = policy.source
+        self.name = name
+        self._group = names.sources(settings.group_prefix) + policy.name
+        self._stopping = threading.Event()
+        self._status = logs.StatusLog(log, f"source {policy.name}")
+        self._places: dict[int, _Place] = {}
+        """By partition that is received now."""
+        self._waiting: dict[int, float] = {}
+        """By partition of this process that is not, when to look where it goes on."""
+        self._is_assigned = False
+        """Whether `_reader` fetches from `_places`."""
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Raises NotConfigured, SourceRecreated, ContractBroken, and the errors of Kafka and the database that do not pass."""
+        while not self._stopping.is_set():
+            try:
+                who = f"samefold source {self.policy.name} {self.name}"
+                with session(self.settings, who, short_transactions=True, by_key=True) as connection:
+                    self._serve(connection)
+            except (KafkaUnavailable, DatabaseUnavailable) as error:
+                self._status.wrong("stores", error.message, "away")
+                self._stopping.wait(PAUSE_S)
+
+    def _serve(self, connection: Connection) -> None:
+        theirs, name = self.settings.of_source(self.source.name)
+        self._events = require_contract(self.settings, connection)
+        self._admin = topics.Admin(theirs)
+        self._topic = topics.describe(theirs, name, admin=self._admin)
+        activations.start_new(self.settings, connection, self.policy)
+        self._places, self._waiting = {}, {}
+        self._reader = clients.agent_consumer(theirs, group=self._group)
+        member = clients.group_consumer(
+            theirs,
+            self._group,
+            instance=self.name,
+            connection=clients.Connection(f"source {self.policy.name}"),
+            on_commit=lambda _error, _offsets: None,
+            on_finished=self._on_error,
+        )
+        try:
+            member.subscribe([name], on_assign=self._on_assign, on_revoke=self._on_revoke)
+            check_at = 0.0
+            while not self._stopping.is_set():
+                self._poll(member)
+                if time.monotonic() >= check_at or 0.0 in self._waiting.values():
+                    self._check(connection)
+                    check_at = time.monotonic() + CHECK_S
+                if not self._places or self._is_full(connection):
+                    self._stopping.wait(POLL_S)
+                else:
+                    self._receive(connection, self._taken())
+        finally:
+            self._gone([*self._places, *self._waiting])
+            self._reader.close()
+            member.close()
+
+    # ── the group ──
+
+    def _poll(self, member: Consumer) -> None:
+        """Let the group assign partitions. They are paused: `_reader` reads them."""
+        try:
+            message = member.poll(0)
+            error = message.error() if message is not None else None
+        except KafkaException as raised:
+            error = raised.args[0]
+        if error is not None:
+            self._on_error(error)
+
+    def _on_error(self, error: KafkaError) -> None:
+        """Raises KafkaRefused, SourceFenced."""
+        if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            raise clients.denied(self.settings, error, f"Read of group '{self._group}'")
+        if clients.is_finished(error):
+            raise SourceFenced(
+                f"Source '{self.policy.name}' of '{self.name}' was fenced out of its group: {error.str()}.",
+                "Give each process of policies a name of its own (`samefold run policies --name`).",
+            )
+        if not clients.may_pass(error):
+            self._status.wrong("group", error.str(), error.name())
+
+    def _on_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
+        consumer.incremental_assign([TopicPartition(one.topic, one.partition, OFFSET_END) for one in assigned])
+        consumer.pause(assigned)
+        self._waiting |= {one.partition: 0.0 for one in assigned}
+
+    def _on_revoke(self, consumer: Consumer, revoked: list[TopicPartition]) -> None:
+        self._gone([one.partition for one in revoked])
+        consumer.incremental_unassign(revoked)
+
+    def _gone(self, partitions: Iterable[int]) -> None:
+        for number in partitions:
+            self._places.pop(number, None)
+            self._waiting.pop(number, None)
+            for gauge in (metrics.SOURCE_LAG, metrics.SOURCE_STOPPED):
+                with suppress(KeyError):
+                    gauge.remove(self.policy.name, str(number))
+        self._is_assigned = False
+
+    # ── where to go on ──
+
+    def _check(self, connection: Connection) -> None:
+        """Compare the topic, and look where partitions that wait go on. Raises SourceRecreated."""
+        found = topics.describe(self.settings, self._topic.name, admin=self._admin)
+        if found.id != self._topic.id:
+            raise KafkaUnavailable(f"Topic '{found.name}' was made anew.")  # starts again, and looks which one counts
+        self._topic = found
+        now = time.monotonic()
+        if due := [number for number, at in self._waiting.items() if at <= now]:
+            activations.bring_in(self.settings, connection)
+            with connection.transaction():
+                # a first position is written before or after a switch, which locks this table, reads them
+                connection.execute("lock table activations in row exclusive mode")
+                known = activations.activations_of(connection, self.policy.name)
+                for number in due:
+                    self._look(connection, known, number)
+        for number, place in self._places.items():
+            metrics.SOURCE_LAG.labels(self.policy.name, str(number)).set(max(found.end[number] - place.offset, 0))
+        self._status.well("stores", "Kafka and the database are available again")
+
+    def _look(self, connection: Connection, known: Sequence[Activation], number: int) -> None:
+        """Find where the partition goes on, and whether this code may receive there."""
+        self._waiting[number] = time.monotonic() + CHECK_S
+        here = in_topic(known, self._topic.id, range(self._topic.partitions))
+        if not here or here[-1].number != known[-1].number:
+            was = next(one.messages.topic_id for one in reversed(known) if one.messages)
+            raise SourceRecreated(
+                f"Topic '{self._topic.name}' is not the one that source '{self.policy.name}' has received: its id was {was} and "
+                f"is {self._topic.id}.",
+                "Restore it; or, if another one counts from now on, run `samefold policies reposition "
+                f"{self.policy.name} --to earliest`.",
+            )
+        if any(one.log_offset is None for one in known):  # a switch that is not in the topic of policies yet
+            return
+        row = connection.execute(
+            "select next_offset from source_positions where policy = %s and partition = %s and topic_id = %s for update",
+            (self.policy.name, number, self._topic.id),
+        ).fetchone()
+        at = row[0] if row else here[0].positions[number].next_offset
+        while (version := version_at(here, number, at)) == REMOVED:
+            starts = [one.positions[number].next_offset for one in here]
+            if (after := min((start for start in starts if start > at), default=None)) is None:
+                break
+            at = after
+        connection.execute(
+            "insert into source_positions values (%s, %s, %s, %s, %s) on conflict (policy, partition) do update "
+            "set topic_id = excluded.topic_id, next_offset = excluded.next_offset, activation = excluded.activation",
+            (self.policy.name, number, self._topic.id, at, known[-1].number),
+        )
+        subject = f"partition {number}"
+        first, end = self._topic.first[number], self._topic.end[number]
+        if version != self.policy.version:
+            what = f"the next messages belong to version {version}, and this code has {self.policy.version}"
+            self._status.wrong(subject, f"{what}: `samefold policies` says what to do", f"version {version}")
+        elif not first <= at <= end:
+            trimmed = SourceTrimmed(
+                f"{self._topic.name}[{number}] holds the offsets {first} to {end}, and source '{self.policy.name}' has received "
+                f"it up to {at}: {'what came next was deleted' if at < first else 'it has lost its end'}.",
+                "Restore the topic; or, to go on without what is lost, run `samefold policies reposition "
+                f"{self.policy.name} --to earliest`.",
+            )
+            self._stops(number, trimmed)
+        else:
+            self._places[number] = _Place(at, known[-1].number, ends_at(here, number, at))
+            del self._waiting[number]
+            self._is_assigned = False
+            self._status.well(subject, f"receives {self._topic.name}[{number}] from offset {at} on")
+            metrics.SOURCE_STOPPED.labels(self.policy.name, str(number)).set(0)
+
+    def _stops(self, number: int, error: SamefoldError) -> None:
+        """Receive nothing more of the partition, until it is tried again."""
+        self._places.pop(number, None)
+        self._waiting[number] = time.monotonic() + AGAIN_S
+        self._is_assigned = False
+        self._status.wrong(f"partition {number}", f"stops: {error.code}: {error}", error.message, logging.ERROR)
+        metrics.SOURCE_STOPPED.labels(self.policy.name, str(number)).set(1)
+
+    def _again(self) -> None:
+        """Look for all positions again."""
+        self._waiting |= dict.fromkeys(self._places, 0.0)
+        self._places = {}
+        self._is_assigned = False
+
+    def _is_full(self, connection: Connection) -> bool:
+        """Whether so much is in the outbox that messages wait in their topic."""
+        [(unsent,)] = connection.execute(_UNSENT, (self.policy.name, MOST_UNSENT))
+        return bool(unsent >= MOST_UNSENT)
+
+    # ── messages ──
+
+    def _taken(self) -> list[Raw]:
+        """The next messages, of all partitions. Waits up to POLL_S."""
+        name = self._topic.name
+        if not self._is_assigned:
+            clients.learn_leaders(self._reader, name)
+            clients.assign(
+                self._reader, [TopicPartition(name, number, at.offset) for number, at in self._places.items()]
+            )
+            self._is_assigned = True
+        found = self._reader.consume(1, POLL_S)
+        if found:
+            found += self._reader.consume(self.settings.batch, 0)
+        raws = []
+        for one in found:
+            if (error := one.error()) is None:
+                raws.append(_raw(one))
+            elif is_not_held(error):
+                self._waiting[one.partition()] = 0.0
+                self._places.pop(one.partition(), None)
+                self._is_assigned = False
+            elif clients.is_denied(error):
+                raise clients.denied(self.settings, error, f"Read of topic '{name}'")
+            else:
+                self._is_assigned = False
+                self._status.wrong("stores", error.str(), error.name())
+        return raws
+
+    def _receive(self, connection: Connection, raws: Sequence[Raw]) -> None:
+        """Write what the messages lead to, and move the positions, in one transaction."""
+        handled, after, failed = in_main_thread(partial(self._handle, raws))
+        moved = {number: at for number, at in after.items() if at > self._places[number].offset}
+        if moved:
+            try:
+                counts = self._write(connection, moved, handled)
+            except (_Fenced, errors.DeadlockDetected):
+                log.info("source %s: a batch was fenced; reading the positions again", self.policy.name)
+                self._again()
+                return
+            reach("messages received")
+            for result, count in counts.items():
+                metrics.SOURCE_MESSAGES.labels(self.policy.name, result).inc(count)
+        for number, at in moved.items():
+            place = self._places[number]
+            self._places[number] = place._replace(offset=at)
+            if at == place.stop:
+                self._waiting[number] = 0.0
+                del self._places[number]
+                self._is_assigned = False
+        for number, failure in failed.items():
+            self._stops(number, failure)
+
+    def _handle(self, raws: Sequence[Raw]) -> tuple[list[_Handled], dict[int, int], dict[int, MessageFailed]]:
+        """What became of the messages; by partition, the position after them, and the error that ended them."""
+        after: dict[int, int] = {}
+        handled: list[_Handled] = []
+        failed: dict[int, MessageFailed] = {}
+        for raw in raws:
+            place, number = self._places.get(raw.partition), raw.partition
+            if place is None or number in failed or raw.offset < after.get(number, place.offset):
+                continue
+            if place.stop is not None and raw.offset >= place.stop:
+                after[number] = place.stop
+                continue
+            try:
+                handled.append(self._handled(raw))
+            except MessageFailed as error:
+                failed[number] = error
+            else:
+                after[number] = raw.offset + 1
+        return handled, after, failed
+
+    def _write(self, connection: Connection, moved: Mapping[int, int], handled: Sequence[_Handled]) -> Counter[Result]:
+        """Raises _Fenced."""
+        answers = []
+        with connection.transaction():
+            places = [(number, self._places[number], at) for number, at in sorted(moved.items())]
+            columns = zip(*((number, was.offset, was.activation, at) for number, was, at in places), strict=True)
+            done = connection.execute(_MOVE, [*map(list, columns), self.policy.name, self._topic.id])
+            if done.rowcount != len(moved):
+                raise _Fenced
+            fresh = self._fresh(connection, handled)
+            if wishes := [wish for one in fresh for wish in one.wishes]:
+                for query, parameters, answer in writes_of_messages(self.policy.name, wishes):
+                    cursor = connection.execute(query, parameters)
+                    if answer is not None:
+                        answers.append(partial(answer, cursor.fetchall()))
+            reach("messages written")
+        for tell in answers:
+            tell()
+        counts = Counter(one.result for one in fresh)
+        counts[Result.REPEATED] += len(handled) - len(fresh)
+        return counts
+
+    def _fresh(self, connection: Connection, handled: Sequence[_Handled]) -> list[_Handled]:
+        """Those whose own id, if it counts, was never received."""
+        ids = sorted({one.id for one in handled if one.id is not None})
+        new = {ident for (ident,) in connection.execute(_NEW, (self.policy.name, ids))} if ids else set()
+        fresh = []
+        for one in handled:
+            if one.id is None or one.id in new:
+                fresh.append(one)
+                new.discard(one.id)
+        return fresh
+
+    def _handled(self, raw: Raw) -> _Handled:
+        """What became of a message. Raises MessageFailed."""
+        at = At(f"{raw.topic}/{raw.partition}", raw.offset, raw.time_ms, raw.partition, raw.offset)
+        place: tuple[str | int, ...] = (self.policy.name, self._topic.id, raw.partition, raw.offset)
+        cause = Cause(where := f"{self.source.name}/{raw.partition}@{raw.offset}", where, 0)
+        ident: bytes | None = None
+        try:
+            message = read(self.source, raw)
+            if isinstance(message, Result):
+                return _Handled(message)
+            if self.source.by_id or self.settings.sources[self.source.name].secrets:
+                if message.at.id is None:
+                    raise BadMessage("it has no id of its own, which DEDUP says counts")
+                place = self.policy.name, "id", message.at.id
+                ident = hashlib.blake2b(message.at.id.encode(), digest_size=20).digest()
+            known = message.at.id if message.at.id and not bad_relation(UNSET, message.at.id) else where
+            cause = Cause(known, message.correlation_id or known, message.depth)
+            wishes = self._wishes(message, place, at)
+            return _Handled(Result.RECEIVED, [(one, cause) for one in wishes], ident)
+        except BadMessage as why:
+            return _Handled(Result.DEAD, [(dead_message(place, at, str(why)), cause)], ident)
+
+    @watched(lambda local: f"receiving message {local['at'].offset} of {local['at'].stream}")
+    def _wishes(self, message: Message, place: Sequence[str | int], at: At) -> list[Wish]:
+        """Raises MessageFailed, BadMessage."""
+        try:
+            return of_message(
+                partial(self.source.receive, message.fact, message.at), place, at, self._events.partitions
+            )
+        except FAULTS as error:
+            if self.policy.on_poison == "park" and not isinstance(error, TooSlow):
+                raise BadMessage(f"`receive` raised {type(error).__name__}") from error
+            raise MessageFailed(
+                f"Source '{self.policy.name}' can't receive {at.stream}@{at.offset}: {in_words(error).rstrip('.')}.",
+                f"Nothing was skipped. Correct policies/{self.policy.name}.py and start again; or let such messages become dead "
+                'letters: ON_POISON = "park".',
+            ) from error
+
+
+def _raw(message: KafkaMessage) -> Raw:
+    headers = {
+        name.lower(): value.decode("utf-8", "backslashreplace")
+        for name, value in message.headers() or ()
+        if isinstance(value, bytes)
+    }
+    topic, partition, offset = message.topic(), message.partition(), message.offset()
+    assert topic is not None, "it came from a broker"
+    return Raw(topic, partition or 0, offset or 0, message.timestamp()[1], message.key(), message.value(), headers)
+
+
+_UNSENT = """
+select count(*) from (select from outbox where policy = %s and kind = 'send' and sent_at is null and dead is null and due is null
+                       limit %s) few
+"""
+_MOVE = """
+update source_positions p set next_offset = u.next_offset
+  from unnest(%s::int[], %s::bigint[], %s::int[], %s::bigint[]) u (partition, was, activation, next_offset)
+ where p.policy = %s and p.topic_id = %s and p.partition = u.partition and p.next_offset = u.was and p.activation = u.activation
+"""
+_NEW = """
+insert into received_messages select %s, id from unnest(%s::bytea[]) id order by id on conflict do nothing returning id
+"""
