@@ -79,8 +79,10 @@ class Policies:
         self.parts.over()
         for agent in self._agents.values():
             agent.stop()
-        for part in (*self._relays.values(), *self._receivers.values()):
-            part.stop()
+        for receiver in self._receivers.values():
+            receiver.stop()
+        for relay in self._relays.values():
+            relay.stop()
         webhooks.cancel()
         await asyncio.gather(*relays, webhooks, *hosted, return_exceptions=True)
         await self.parts.cancel()
