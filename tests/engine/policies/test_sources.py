@@ -5,17 +5,17 @@ Messages are received once in effect, whatever they look like, and however often
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, date, datetime
+from datetime import date
 from types import ModuleType
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import NewPartitions, NewTopic
+from confluent_kafka.admin import NewTopic
 
-from domain.accounts import Deposit, OpenAccount
+from domain.accounts import Deposit
 from domain.language import Cents, Text
 from infra.database.connect import connect
 from infra.log import clients, topics
