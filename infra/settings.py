@@ -391,14 +391,19 @@ class Settings(BaseSettings):
         """The brokers to connect to. Raises NotConfigured."""
         return self.kafka_bootstrap or self._not_configured("Kafka", "kafka_bootstrap")
 
-    def of_source(self, name: str) -> tuple[Self, str]:
-        """These settings with the Kafka of a source, and its topic. Raises NotConfigured."""
+    def source(self, name: str) -> Source:
+        """Raises NotConfigured."""
         if (source := self.sources.get(name)) is None:
             raise NotConfigured(
                 f"No source '{name}' is configured.",
                 f'Add it to {PREFIX}SOURCES, the same for all processes of policies and the API: {{"{name}": '
                 '{"topic": "…", "bootstrap": "…"}} (docs/sources.md).',
             )
+        return source
+
+    def of_source(self, name: str) -> tuple[Self, str]:
+        """These settings with the Kafka of a source, and its topic. Raises NotConfigured."""
+        source = self.source(name)
         if source.bootstrap is None:
             return self, source.topic or self.inbox_topic
         kafka = {f"kafka_{key}": getattr(source, key) for key in _OF_KAFKA}

@@ -12,7 +12,7 @@ def agents(prefix: str, agent: str) -> str:
 
 
 def sources(prefix: str) -> str:
-    """What the names of sources' groups begin with, on whichever Kafka; the policy's name follows."""
+    """What the names of sources' groups begin with, on whichever Kafka; the policy's name and version follow."""
     return f"{prefix}-source-"
 
 

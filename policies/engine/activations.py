@@ -67,6 +67,10 @@ class NewDatabase(SamefoldError):
         )
 
 
+class SourceLostItsEnd(SamefoldError):
+    """A source's topic ends before messages that were received from it."""
+
+
 class NotHeld(SamefoldError):
     """The policy is live in this database: it waits for no decision."""
 
@@ -305,9 +309,9 @@ def switch(settings: Settings, policy: Policy, *, lower: bool = False, progress:
 
 
 def reposition(settings: Settings, policy: Policy, to: str | datetime) -> Activation:
-    """Let a source go on from another place in its topic, or in one that was made anew: earliest, end, or a time.
+    """Let a source go on from a later place in its topic, or in one that was made anew: earliest, end, or a time.
 
-    What it has not received before that place, it never will. Raises NeverLive, and what `switch` raises.
+    What it has not received before that place, it never will. Raises NeverLive, SourceLostItsEnd, and what `switch` raises.
     """
     assert policy.source, "only a source has a place in a topic"
 
@@ -318,8 +322,8 @@ def reposition(settings: Settings, policy: Policy, to: str | datetime) -> Activa
                 f"{_SEE} Run the command with the code of the live version.",
             )
 
-    begin = begin_of(settings, policy.source, to)
-    return _activate(settings, policy.name, policy.version, require, Silent(), policy.source, begin)
+    move = _place_in(settings, policy.source, to)
+    return _activate(settings, policy.name, policy.version, require, Silent(), policy.source, move)
 
 
 def remove(settings: Settings, name: str) -> Activation:
@@ -359,11 +363,11 @@ def _activate(
     require: Callable[[Connection, int], None],
     progress: Progress,
     source: Source | None = None,
-    to: Messages | None = None,
+    move: Move | None = None,
 ) -> Activation:
     """Let this version react from the policy's positions on. `require` gets the live version, and raises where it may not.
 
-    Of a source, `to` is where it goes on in its topic, instead of where it is.
+    A source goes on where it is in its topic, unless an operator moves it.
     """
     with session(settings, "samefold policies", short_transactions=True) as connection:
         topic = require_contract(settings, connection)
@@ -375,17 +379,17 @@ def _activate(
         known = activations_of(connection, policy)
         is_new = version != REMOVED and (not known or known[-1].version == REMOVED)
         end = _end_of_events(settings, connection, topic, progress) if is_new else {}
-        begin = to or (begin_of(settings, source) if source and is_new else None)
+        begin = begin_of(settings, source) if source and is_new and not move else None
         with connection.transaction():
             at, known = _locked(connection, topic, policy, end)
             if known and known[-1].version == version and known[-1].number in unfinished:  # of a switch that was killed
                 return known[-1]
             require(connection, known[-1].version if known else REMOVED)
             number = known[-1].number + 1 if known else 1
-            messages = _messages_at(connection, policy, known, begin, moves=to is not None)
+            messages = _messages_at(connection, policy, known, begin, move)
             _insert(connection, policy, number, version, at, messages)
             if messages:
-                _set_messages(connection, policy, number, messages, moves=to is not None)
+                _set_messages(connection, policy, number, messages, moves=move is not None)
             # fence the batches of the version before
             set_generation(connection, topic.name, {agent_of(policy): at}, "switch")
         reach("activation written")
@@ -459,42 +463,61 @@ def _json(messages: Messages | None) -> str | None:
 # ── of a source, in its topic ──
 
 
-def begin_of(settings: Settings, source: Source, begin: str | datetime | None = None) -> Messages:
-    """Where a source begins: by default as its setting says. Raises NotConfigured, TopicMissing, KafkaUnavailable, KafkaRefused."""
+class Move(NamedTuple):
+    """An operator moves a source to this place. `ends` are the topic's; `by_id`: the messages' own ids count."""
+
+    to: Messages
+    ends: Mapping[int, int]
+    by_id: bool
+
+
+def begin_of(settings: Settings, source: Source) -> Messages:
+    """Where a source begins, as its setting says. Raises NotConfigured, TopicMissing, KafkaUnavailable, KafkaRefused."""
+    return _place_in(settings, source, settings.source(source.name).begin).to
+
+
+def _place_in(settings: Settings, source: Source, where: str | datetime) -> Move:
     theirs, name = settings.of_source(source.name)
-    begin = begin or settings.sources[source.name].begin
     topic = topics.describe(theirs, name)
-    offsets = topic.end
-    if begin == "earliest":
-        offsets = topic.first
-    elif isinstance(begin, datetime):
-        offsets = offsets | topics.offsets_at(theirs, topic, int(begin.timestamp() * 1000))
-    return Messages(topic.id, offsets)
+    offsets = topic.first if where == "earliest" else topic.end
+    if isinstance(where, datetime):
+        offsets = offsets | topics.offsets_at(theirs, topic, int(where.timestamp() * 1000))
+    return Move(Messages(topic.id, offsets), topic.end, source.by_id or bool(settings.source(source.name).secrets))
 
 
 def _messages_at(
-    connection: Connection, policy: str, known: Sequence[Activation], begin: Messages | None, *, moves: bool
+    connection: Connection, policy: str, known: Sequence[Activation], begin: Messages | None, move: Move | None
 ) -> Messages | None:
-    """Where a source's next activation begins, its positions locked; None of another policy. Raises OldEventsLeft."""
+    """Where a source's next activation begins, its positions locked; None of another policy.
+
+    In the same topic it never goes back: what it receives again would wait for outcomes that were read before. Raises
+    OldEventsLeft, SourceLostItsEnd.
+    """
     was = next((one.messages for one in reversed(known) if one.messages), None)
-    if was is None or moves:
-        return begin
+    to = move.to if move else begin
+    if was is None:
+        return to
     rows = connection.execute(
         "select partition, next_offset from source_positions where policy = %s and topic_id = %s order by partition for update",
         (policy, was.topic_id),
     ).fetchall()
-    if known[-1].version != REMOVED and (left := [number for number, at in rows if at < was.offsets.get(number, 0)]):
+    if to and to.topic_id != was.topic_id:
+        return to
+    if not move and known[-1].version != REMOVED and (left := [p for p, at in rows if at < was.offsets.get(p, 0)]):
         raise OldEventsLeft(
             f"Source '{policy}' has not received all messages that belong to an older version, in "
             f"{'partition' if len(left) == 1 else 'partitions'} {', '.join(map(str, left))} of its topic.",
             "Run the code with that version until it has received them, then this code.",
         )
-    offsets = was.offsets | dict(rows)
-    if begin is None:
-        return Messages(was.topic_id, offsets)
-    if begin.topic_id != was.topic_id:
-        return begin
-    return Messages(was.topic_id, {number: max(at, offsets.get(number, 0)) for number, at in begin.offsets.items()})
+    at = was.offsets | dict(rows)
+    lost = {number for number, end in move.ends.items() if at.get(number, 0) > end} if move else set()
+    if move and lost and not move.by_id:
+        raise SourceLostItsEnd(
+            f"The topic of source '{policy}' has lost messages that were received: new ones get offsets that stand for those.",
+            'They would be taken for repeats. Name another topic in SAMEFOLD_SOURCES, or count messages\' own ids: DEDUP = "id".',
+        )
+    offsets = {p: offset if p in lost else max(offset, at.get(p, 0)) for p, offset in to.offsets.items()} if to else at
+    return Messages(was.topic_id, offsets)
 
 
 def _set_messages(connection: Connection, policy: str, number: int, messages: Messages, *, moves: bool) -> None:

@@ -1,11 +1,16 @@
-"""A record of another service as a message: its type, its own id, and its fact. Pure; no error holds a value of the record."""
+"""A record of another service as a message: its type, its own id, its fact, and the wishes that it leads to. Pure.
+
+No error that may be logged or kept holds a value of the record.
+"""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -14,9 +19,14 @@ from pydantic import ValidationError
 
 from commands.intake import bad_relation
 from domain.engine.versions import summary
+from infra.errors import SamefoldError, in_words
 from infra.log.records import time_of
-from infra.processes.time_limit import limited
+from infra.processes.time_limit import FAULTS, TooSlow, limited, watched
+from infra.settings import Settings
+from policies.engine.outbox import Cause, Wish, dead_message, id_of_message, of_message
+from policies.engine.policy import Policy
 from policies.engine.source import Received, Source
+from projections.engine.views.event_context import At
 
 HOOK, HOOK_ID = "samefold-hook", "webhook-id"
 """Headers of the inbox: the source that a webhook is for, and the webhook's id."""
@@ -36,8 +46,12 @@ class BadMessage(ValueError):
     """A message can't be read. It says why, without any value."""
 
 
+class MessageFailed(SamefoldError):
+    """`receive` failed at a message, and the source stops there."""
+
+
 class Raw(NamedTuple):
-    """A record of a source's topic. Headers that are no text are written as their bytes in Latin-1."""
+    """A record of a source's topic."""
 
     topic: str
     partition: int
@@ -169,3 +183,70 @@ def _decoded(source: Source, value: bytes) -> bytes:
         return json.dumps(limited(source.decode, value), allow_nan=False).encode()
     except Exception as error:
         raise BadMessage(f"`decode` raised {type(error).__name__}") from None
+
+
+class Handled(NamedTuple):
+    """What became of a message: its wishes with their cause, and its own id if that counts."""
+
+    result: Result
+    dead_id: str = ""
+    """Of its dead letter, if it is one."""
+    wishes: Sequence[tuple[Wish, Cause]] = ()
+    id: bytes | None = None
+
+
+class Reception:
+    """Receives messages of one topic by this code's version of a source."""
+
+    def __init__(self, settings: Settings, policy: Policy, topic_id: str, partitions: int) -> None:
+        assert policy.source, "it is a source"
+        self._policy = policy
+        self._source = policy.source
+        self._topic_id = topic_id
+        self._partitions = partitions
+        """Of the log."""
+        self._by_id = self._source.by_id or bool(settings.source(self._source.name).secrets)
+
+    def dead_id(self, partition: int, offset: int) -> str:
+        """The id of the dead letter that a message there becomes."""
+        return id_of_message(self._place(partition, offset))
+
+    def _place(self, partition: int, offset: int) -> tuple[str | int, ...]:
+        return self._policy.name, self._topic_id, partition, offset
+
+    def handled(self, raw: Raw) -> Handled:
+        """What became of a message. Raises MessageFailed."""
+        at = At(f"{raw.topic}/{raw.partition}", raw.offset, raw.time_ms, raw.partition, raw.offset)
+        here = self._place(raw.partition, raw.offset)
+        cause = Cause(where := f"{self._source.name}/{raw.partition}@{raw.offset}", where, 0)
+        ident: bytes | None = None
+        try:
+            message = read(self._source, raw)
+            if isinstance(message, Result):
+                return Handled(message)
+            place: tuple[str | int, ...] = here
+            if self._by_id:
+                if message.at.id is None:
+                    raise BadMessage("it has no id of its own, and DEDUP says that this counts")
+                place = self._policy.name, "id", message.at.id
+                ident = hashlib.blake2b(message.at.id.encode(), digest_size=20).digest()
+            known = message.at.id if message.at.id and not bad_relation(UNSET, message.at.id) else where
+            cause = Cause(known, message.correlation_id or known, message.depth)
+            return Handled(Result.RECEIVED, "", [(one, cause) for one in self._wishes(message, place, at)], ident)
+        except BadMessage as why:
+            dead = dead_message(here, at, str(why))
+            return Handled(Result.DEAD, dead.id, [(dead, cause)], ident)
+
+    @watched(lambda local: f"receiving message {local['at'].offset} of {local['at'].stream}")
+    def _wishes(self, message: Message, place: Sequence[str | int], at: At) -> list[Wish]:
+        """Raises MessageFailed, BadMessage."""
+        try:
+            return of_message(partial(self._source.receive, message.fact, message.at), place, at, self._partitions)
+        except FAULTS as error:
+            if self._policy.on_poison == "park" and not isinstance(error, TooSlow):
+                raise BadMessage(f"`receive` raised {type(error).__name__}") from error
+            raise MessageFailed(
+                f"Source '{self._policy.name}' can't receive {at.stream}@{at.offset}: {in_words(error).rstrip('.')}.",
+                f"Nothing was skipped. Correct policies/{self._policy.name}.py and start again; or let such messages become dead "
+                'letters: ON_POISON = "park".',
+            ) from error

@@ -21,6 +21,7 @@ from policies.engine.activations import REMOVED, Activation, activations_of, hel
 from policies.engine.dead_letters import DeadReason
 from policies.engine.outbox import CHANNEL, STATE, again
 from policies.engine.policy import Policy, agent_of
+from policies.engine.receiver import received_again
 from projections.engine.live.lag import OUTBOX
 from projections.engine.operate.overview import AgentLag, lag_of
 from projections.engine.store.positions import read_positions
@@ -58,6 +59,21 @@ class PolicyNow:
     dead: int
     parked: int
     lag: AgentLag
+    source: SourceNow | None = None
+    """Of one that receives messages of another service. `lag` is then behind the outcomes of what it sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceNow:
+    """How far a source has received its topic."""
+
+    name: str
+    topic: str
+    received: dict[int, int]
+    """The next offset, by partition."""
+    behind: int | None
+    """Messages in the topic that were not received; None where `problem` is."""
+    problem: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,16 +142,39 @@ def policies_now(settings: Settings) -> list[PolicyNow]:
         outbox = {policy: (wishes, dead) for policy, wishes, dead, *_ in connection.execute(OUTBOX)}
         parked: dict[str, int] = dict(connection.execute("select view, count(*) from parked group by view").fetchall())
         positions = {name: read_positions(connection, agent_of(name), settings.events_topic) for name in states}
+        received: dict[str, dict[int, tuple[str, int]]] = {}
+        for name, number, topic_id, offset in connection.execute(_RECEIVED):
+            received.setdefault(name, {})[number] = topic_id, offset
+    policies = declared.discover()
     topic = topics.describe(settings, settings.events_topic)
     found = []
     for name, now in states.items():
-        at, (wishes, dead) = positions[name], outbox.get(name, (0, 0))
+        mine, (wishes, dead) = positions[name], outbox.get(name, (0, 0))
         if now.code is None and now.live is None and not wishes and not dead:  # it was removed
             continue
-        lag = lag_of(settings, at.readings, topic) if at and now.live else AgentLag(0, 0.0)
+        lag = lag_of(settings, mine.readings, topic) if mine and now.live else AgentLag(0, 0.0)
         here = parked.get(agent_of(name), 0)
-        found.append(PolicyNow(name, now.code, now.live, now.since, now.state, now.needs, wishes, dead, here, lag))
+        code = policies.get(name)
+        source = _source_now(settings, code.source.name, received.get(name, {})) if code and code.source else None
+        found.append(PolicyNow(*(name, *now), wishes, dead, here, lag, source))
     return found
+
+
+_RECEIVED = "select policy, partition, topic_id, next_offset from source_positions order by policy, partition"
+
+
+def _source_now(settings: Settings, name: str, at: Mapping[int, tuple[str, int]]) -> SourceNow:
+    topic_name, problem, behind = "", None, None
+    try:
+        theirs, topic_name = settings.of_source(name)
+        topic = topics.describe(theirs, topic_name, admin=topics.Admin(theirs, THEIRS_S))
+        if {topic_id for topic_id, _ in at.values()} <= {topic.id}:
+            behind = sum(end - at.get(number, ("", 0))[1] for number, end in topic.end.items())
+        else:
+            problem = f"Topic '{topic_name}' was made anew."
+    except SamefoldError as error:
+        problem = error.message
+    return SourceNow(name, topic_name, {number: offset for number, (_, offset) in at.items()}, behind, problem)
 
 
 class PolicyState(NamedTuple):
@@ -191,6 +230,8 @@ def _state(known: Sequence[Activation], code: Policy | None, needs: Sequence[int
     return "live" if set(needs) <= {live.version} else "old-events"
 
 
+THEIRS_S = 4.0
+"""For the answer of another service's Kafka."""
 STEP = 1_000
 """Wishes that are changed in one transaction."""
 COUNTED = 1_000
@@ -270,6 +311,7 @@ def retry(settings: Settings, which: Which, advance: Callable[[int], object] = l
         _require_dead(settings, which.ids)
     retried = seen = 0
     for connection, ids in _steps(settings, which):
+        retried += _receive_again(settings, connection, ids)
         with connection.transaction():
             retried += posts.revive(connection, ids) + connection.execute(_AGAIN, (ids,)).rowcount
             rejected = [ident for (ident,) in connection.execute(_REJECTED, (ids,))]
@@ -279,6 +321,24 @@ def retry(settings: Settings, which: Which, advance: Callable[[int], object] = l
         seen += len(ids)
         advance(len(ids))
     return retried, seen - retried
+
+
+def _receive_again(settings: Settings, connection: Connection, ids: Sequence[str]) -> int:
+    """Receive those of these that are messages which could not be received by this code; how many it could."""
+    received = 0
+    for ident, policy, stream, offset in connection.execute(_MESSAGES, (ids,)).fetchall():
+        code = declared.discover().get(policy)
+        if code is None or code.source is None:
+            continue
+        dead_id, statements = received_again(settings, connection, code, ident, stream, offset)
+        if statements is None:
+            continue
+        with connection.transaction():
+            if connection.execute("delete from outbox where id = %s and kind = 'message'", (ident,)).rowcount:
+                for query, parameters, _ in statements:
+                    connection.execute(query, parameters)
+                received += dead_id != ident
+    return received
 
 
 def drop(settings: Settings, which: Which, advance: Callable[[int], object] = lambda _: None) -> int:
@@ -304,7 +364,10 @@ _DISARM = f"""
 update outbox set kind = 'dropped', body = null, then_type = null, otherwise_type = null, later_type = null
  where id = any(%s) and {_MAY_BE_SENT}
 """.encode()  # noqa: S608
-_CAN_BE_SENT = f"dead is not null and dead not like '{DeadReason.INVALID_WISH}%%' and outcome is null"
+_CAN_BE_SENT = f"kind = 'send' and dead is not null and dead not like '{DeadReason.INVALID_WISH}%%' and outcome is null"
+_MESSAGES = (
+    "select id, policy, stream, version from outbox where id = any(%s) and kind = 'message' order by stream, version"
+)
 _REJECTED = f"""
 select id from outbox where id = any(%s) and dead like '{DeadReason.REFUSED}: %%' order by id for update
 """.encode()  # noqa: S608

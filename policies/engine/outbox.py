@@ -171,7 +171,12 @@ def of_message(
 
 def dead_message(place: Sequence[str | int], at: At, why: str) -> Wish:
     """A dead letter for a message that can't be received: the stream of `at` is its topic and partition, the version its offset."""
-    return Wish(_id(str(place[0]), (*place, "message")), "message", 0, at, dead=f"{DeadReason.BAD_MESSAGE}: {why}")
+    return Wish(id_of_message(place), "message", 0, at, dead=f"{DeadReason.BAD_MESSAGE}: {why}")
+
+
+def id_of_message(place: Sequence[str | int]) -> str:
+    """Of its dead letter."""
+    return _id(str(place[0]), (*place, "message"))
 
 
 def _made_of(

@@ -6,7 +6,6 @@ of two processes one counts. The consumer group of the other Kafka only shares t
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 import time
@@ -18,27 +17,25 @@ from typing import NamedTuple
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as KafkaMessage
-from msgspec import UNSET
 from psycopg import errors
 
-from commands.intake import bad_relation
 from infra.database.connect import Connection, DatabaseUnavailable, session
-from infra.errors import SamefoldError, in_words
+from infra.errors import SamefoldError
 from infra.log import clients, names, topics
 from infra.log.clients import KafkaUnavailable
 from infra.log.contract import require_contract
-from infra.log.source import is_not_held
+from infra.log.records import Headers
+from infra.log.source import is_not_held, read_held
 from infra.observability import logs, metrics
 from infra.processes.faultpoints import reach
-from infra.processes.time_limit import FAULTS, TooSlow, in_main_thread, watched
+from infra.processes.time_limit import in_main_thread
 from infra.settings import Settings
 from policies.engine import activations
 from policies.engine.activations import REMOVED, Activation, ends_at, in_topic, version_at
-from policies.engine.messages import BadMessage, Message, Raw, Result, read
-from policies.engine.outbox import Cause, Wish, dead_message, of_message, writes_of_messages
+from policies.engine.messages import Handled, MessageFailed, Raw, Reception, Result
+from policies.engine.outbox import writes_of_messages
 from policies.engine.policy import Policy
-from policies.engine.source import Source
-from projections.engine.views.event_context import At
+from projections.engine.store.rows import Statement
 
 log = logging.getLogger(__name__)
 
@@ -65,10 +62,6 @@ class SourceFenced(SamefoldError):
     """Another process joined the source's group under this process's name."""
 
 
-class MessageFailed(SamefoldError):
-    """`receive` failed at a message, and the source stops there."""
-
-
 class _Fenced(Exception):
     """Another process moved a position, or the policy was switched."""
 
@@ -81,14 +74,6 @@ class _Place(NamedTuple):
     stop: int | None
 
 
-class _Handled(NamedTuple):
-    """What became of a message: its wishes with their cause, and its own id if that counts."""
-
-    result: Result
-    wishes: Sequence[tuple[Wish, Cause]] = ()
-    id: bytes | None = None
-
-
 class Receiver:
     """One source of this process: a member of its group. `run` blocks until `stop`, in a thread of its own."""
 
@@ -96,9 +81,10 @@ class Receiver:
         assert policy.source, "it is a source"
         self.settings = settings
         self.policy = policy
-        self.source: Source = policy.source
+        self.source = policy.source
         self.name = name
-        self._group = names.sources(settings.group_prefix) + policy.name
+        # each version has a group of its own: that whose turn it is must have all partitions
+        self._group = f"{names.sources(settings.group_prefix)}{policy.name}-{policy.version}"
         self._stopping = threading.Event()
         self._status = logs.StatusLog(log, f"source {policy.name}")
         self._places: dict[int, _Place] = {}
@@ -124,9 +110,10 @@ class Receiver:
 
     def _serve(self, connection: Connection) -> None:
         theirs, name = self.settings.of_source(self.source.name)
-        self._events = require_contract(self.settings, connection)
+        partitions = require_contract(self.settings, connection).partitions
         self._admin = topics.Admin(theirs)
         self._topic = topics.describe(theirs, name, admin=self._admin)
+        self._reception = Reception(self.settings, self.policy, self._topic.id, partitions)
         activations.start_new(self.settings, connection, self.policy)
         self._places, self._waiting = {}, {}
         self._reader = clients.agent_consumer(theirs, group=self._group)
@@ -339,10 +326,10 @@ class Receiver:
         for number, failure in failed.items():
             self._stops(number, failure)
 
-    def _handle(self, raws: Sequence[Raw]) -> tuple[list[_Handled], dict[int, int], dict[int, MessageFailed]]:
+    def _handle(self, raws: Sequence[Raw]) -> tuple[list[Handled], dict[int, int], dict[int, MessageFailed]]:
         """What became of the messages; by partition, the position after them, and the error that ended them."""
         after: dict[int, int] = {}
-        handled: list[_Handled] = []
+        handled: list[Handled] = []
         failed: dict[int, MessageFailed] = {}
         for raw in raws:
             place, number = self._places.get(raw.partition), raw.partition
@@ -352,14 +339,14 @@ class Receiver:
                 after[number] = place.stop
                 continue
             try:
-                handled.append(self._handled(raw))
+                handled.append(self._reception.handled(raw))
             except MessageFailed as error:
                 failed[number] = error
             else:
                 after[number] = raw.offset + 1
         return handled, after, failed
 
-    def _write(self, connection: Connection, moved: Mapping[int, int], handled: Sequence[_Handled]) -> Counter[Result]:
+    def _write(self, connection: Connection, moved: Mapping[int, int], handled: Sequence[Handled]) -> Counter[Result]:
         """Raises _Fenced."""
         answers = []
         with connection.transaction():
@@ -381,7 +368,7 @@ class Receiver:
         counts[Result.REPEATED] += len(handled) - len(fresh)
         return counts
 
-    def _fresh(self, connection: Connection, handled: Sequence[_Handled]) -> list[_Handled]:
+    def _fresh(self, connection: Connection, handled: Sequence[Handled]) -> list[Handled]:
         """Those whose own id, if it counts, was never received."""
         ids = sorted({one.id for one in handled if one.id is not None})
         new = {ident for (ident,) in connection.execute(_NEW, (self.policy.name, ids))} if ids else set()
@@ -392,54 +379,42 @@ class Receiver:
                 new.discard(one.id)
         return fresh
 
-    def _handled(self, raw: Raw) -> _Handled:
-        """What became of a message. Raises MessageFailed."""
-        at = At(f"{raw.topic}/{raw.partition}", raw.offset, raw.time_ms, raw.partition, raw.offset)
-        place: tuple[str | int, ...] = (self.policy.name, self._topic.id, raw.partition, raw.offset)
-        cause = Cause(where := f"{self.source.name}/{raw.partition}@{raw.offset}", where, 0)
-        ident: bytes | None = None
-        try:
-            message = read(self.source, raw)
-            if isinstance(message, Result):
-                return _Handled(message)
-            if self.source.by_id or self.settings.sources[self.source.name].secrets:
-                if message.at.id is None:
-                    raise BadMessage("it has no id of its own, which DEDUP says counts")
-                place = self.policy.name, "id", message.at.id
-                ident = hashlib.blake2b(message.at.id.encode(), digest_size=20).digest()
-            known = message.at.id if message.at.id and not bad_relation(UNSET, message.at.id) else where
-            cause = Cause(known, message.correlation_id or known, message.depth)
-            wishes = self._wishes(message, place, at)
-            return _Handled(Result.RECEIVED, [(one, cause) for one in wishes], ident)
-        except BadMessage as why:
-            return _Handled(Result.DEAD, [(dead_message(place, at, str(why)), cause)], ident)
 
-    @watched(lambda local: f"receiving message {local['at'].offset} of {local['at'].stream}")
-    def _wishes(self, message: Message, place: Sequence[str | int], at: At) -> list[Wish]:
-        """Raises MessageFailed, BadMessage."""
-        try:
-            return of_message(
-                partial(self.source.receive, message.fact, message.at), place, at, self._events.partitions
-            )
-        except FAULTS as error:
-            if self.policy.on_poison == "park" and not isinstance(error, TooSlow):
-                raise BadMessage(f"`receive` raised {type(error).__name__}") from error
-            raise MessageFailed(
-                f"Source '{self.policy.name}' can't receive {at.stream}@{at.offset}: {in_words(error).rstrip('.')}.",
-                f"Nothing was skipped. Correct policies/{self.policy.name}.py and start again; or let such messages become dead "
-                'letters: ON_POISON = "park".',
-            ) from error
+def received_again(
+    settings: Settings, connection: Connection, policy: Policy, ident: str, stream: str, offset: int
+) -> tuple[str, list[Statement] | None]:
+    """Receive a message whose dead letter is `ident` by today's code: the id of its next dead letter, if it is one again, and what
+    to write. None where its topic does not hold it any more, or was made anew. Raises MessageFailed, and the errors of Kafka.
+    """
+    assert policy.source, "it is a source"
+    theirs, name = settings.of_source(policy.source.name)
+    topic, number = topics.describe(theirs, name), int(stream.rpartition("/")[2])
+    reception = Reception(settings, policy, topic.id, require_contract(settings, connection).partitions)
+    if ident != reception.dead_id(number, offset) or not topic.first[number] <= offset < topic.end[number]:
+        return "", None
+    headers: dict[int, Headers] = {}
+    [(found, _), *_] = read_held(theirs, name, number, offset, offset + 1, headers=headers)
+    handled = reception.handled(Raw(name, *found[0], _text(headers.get(offset, ()))))
+    return handled.dead_id, writes_of_messages(policy.name, handled.wishes) if handled.wishes else []
 
 
 def _raw(message: KafkaMessage) -> Raw:
-    headers = {
-        name.lower(): value.decode("utf-8", "backslashreplace")
-        for name, value in message.headers() or ()
-        if isinstance(value, bytes)
-    }
     topic, partition, offset = message.topic(), message.partition(), message.offset()
     assert topic is not None, "it came from a broker"
-    return Raw(topic, partition or 0, offset or 0, message.timestamp()[1], message.key(), message.value(), headers)
+    return Raw(
+        topic,
+        partition or 0,
+        offset or 0,
+        message.timestamp()[1],
+        message.key(),
+        message.value(),
+        _text(message.headers() or ()),
+    )
+
+
+def _text(headers: Headers) -> dict[str, str]:
+    """The headers whose values are there, by their names in lower case."""
+    return {name.lower(): value.decode("utf-8", "backslashreplace") for name, value in headers if value is not None}
 
 
 _UNSENT = """

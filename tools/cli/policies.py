@@ -45,6 +45,30 @@ def switch(name: PolicyName, yes: Yes = False, as_json: Json = False) -> None:
 
 
 @app.command()
+def reposition(
+    name: PolicyName,
+    to: Annotated[
+        str, typer.Option(metavar="WHERE", help="earliest, end, or a time: 2026-11-21T14:30:00+01:00, -15m.")
+    ],
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Let a source go on from another place, where its topic was made anew or lacks what comes next."""
+    settings, policy = Settings(), require_policy(name)
+    if policy.source is None:
+        raise typer.BadParameter(f"'{name}' has no SOURCE: it reacts to events", param_hint="'NAME'")
+    moment = to if to in ("earliest", "end") else parse_as_of(to, datetime.now(UTC))
+    if not isinstance(moment, datetime | str):
+        raise typer.BadParameter("it is earliest, end or a time, not positions", param_hint="'--to'")
+    confirm(
+        f"'{name}' goes on from {to} in each partition, or from where it is if that is later. What it has not received before "
+        "that, it never will. Continue?",
+        yes=yes,
+    )
+    _show(activations.reposition(settings, policy, moment), as_json=as_json)
+
+
+@app.command()
 def remove(name: PolicyName, as_json: Json = False) -> None:
     """Let no version of the policy react from now on. Refused while it has open wishes."""
     _show(activations.remove(Settings(), name), as_json=as_json)
@@ -80,6 +104,8 @@ def resume(
 def _show(made: Activation, *, as_json: bool) -> None:
     at = {partition: reading.next_offset for partition, reading in sorted(made.positions.items())}
     result = {"policy": made.policy, "number": made.number, "version": made.version or None, "positions": at}
+    if made.messages:
+        result["messages"] = at = dict(sorted(made.messages.offsets.items()))
     where = " ".join(f"{partition}:{offset}" for partition, offset in at.items())
     what = f"Version {made.version} of '{made.policy}' reacts" if made.version else f"'{made.policy}' reacts no more"
     terminal.show(result, lambda _: [f"{what} to events from {where} on."], as_json=as_json)
@@ -110,6 +136,11 @@ def _text(found: dict[str, PolicyNow]) -> terminal.Output:
         if one.live:
             behind = f"{lag.records:,} records, {lag.seconds:,.1f} s behind" if lag.records else "up to date"
             yield f"policy {one.name}: {behind}"
+        if one.source:
+            behind = (
+                one.source.problem or f"{one.source.behind:,} messages behind" if one.source.behind else "all received"
+            )
+            yield f"source {one.name}: {one.source.name}, topic '{one.source.topic}': {behind}"
         if hint := _hint(one):
             yield terminal.Text(f"  {hint}", "yellow")
 

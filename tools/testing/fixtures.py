@@ -203,7 +203,10 @@ def world_of(stack: "Stack", template: str = "template0") -> Iterator[Settings]:
     database = f"world_{number}"
     _execute(stack, f'create database "{database}" template "{template}"')
     yield stack.settings(
-        **{f"{name}_topic": f"{name}-{number}" for name in ("commands", "events", "policies", "public", "inbox", "keys")},
+        **{
+            f"{name}_topic": f"{name}-{number}"
+            for name in ("commands", "events", "policies", "public", "inbox", "keys")
+        },
         group_prefix=f"samefold-{number}",
         database_url=stack.postgres.url(database),
         partitions=4,

@@ -13,19 +13,22 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import NewTopic
+from confluent_kafka.admin import NewPartitions, NewTopic
 
-from domain.accounts import Deposit
+from domain.accounts import ChargeFee, Deposit, Withdraw
 from domain.language import Cents, Text
 from infra.database.connect import connect
 from infra.log import clients, topics
 from infra.settings import Settings, Source
-from policies.engine import Received, Send, message
+from policies.engine import Received, Send, message, policy
+from policies.engine.activations import Messages, begin_of, remove, reposition, switch
+from policies.engine.operate import Which, retry, wishes
 from policies.engine.policy import Policy, policy_of
 from policies.engine.process import Policies
+from policies.engine.receiver import SourceRecreated, SourceTrimmed
 from tests.engine.api.api import agent, in_a_loop
-from tests.engine.policies.test_policies import balance, open_wishes
-from tests.engine.spine import commits, handler, open_account, scalar, send, set_up
+from tests.engine.policies.test_policies import FORWARD, balance, open_wishes
+from tests.engine.spine import commits, delete, deposit, handler, open_account, scalar, send, set_up
 from tools.testing.waiting import until
 
 DAY = date(2026, 1, 1)
@@ -115,10 +118,7 @@ def received(world: Settings, name: str = "from_billing") -> int:
 
 def dead(world: Settings) -> list[str]:
     with connect(world, "test") as db:
-        return [
-            why
-            for (why,) in db.execute("select dead from outbox where dead is not null order by stream, version, number")
-        ]
+        return [why for (why,) in db.execute("select dead from outbox where dead is not null order by version, number")]
 
 
 def all_received(billing: Billing, name: str = "from_billing") -> None:
@@ -137,3 +137,218 @@ def test_a_message_is_received_once_in_effect(billing: Billing) -> None:
         all_received(billing)
         until(lambda: open_wishes(world) == 0, "no wish is left")
     assert len({one.command_id for one in commits(world)}) == len(commits(world)) == 31
+
+
+def test_a_message_that_can_not_be_received_is_a_dead_letter_with_its_place(
+    billing: Billing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And holds up nothing. Once the code can, it is received."""
+    world, good = billing.settings, {"account": "a", "cents": 1}
+    binary = {
+        "ce_specversion": "1.0",
+        "ce_type": "paid.v1",
+        "ce_id": "9",
+        "ce_source": "/x",
+        "content-type": "application/json",
+    }
+    with running(billing, source()), handler(world), agent(world):
+        send(world, open_account("a"))
+        billing.write(b"\xff\x00 secret-value", {"content-type": "application/cloudevents+json"})
+        billing.write(b'{"specversion": "1.0"}', {"content-type": "application/cloudevents+json"})
+        billing.write(b"[" * 100_000)
+        billing.write(b'{"cents": 1}')
+        billing.say({"account": "a", "cents": "secret-value"})
+        billing.say({"account": "a\n", "cents": 1})
+        billing.say({"account": "a", "cents": 1, "more": "x" * 900_000})
+        billing.write(json.dumps(good).encode(), binary, key=b"\xff")
+        billing.write(json.dumps({"type": "paid.v1", "data": good}).encode())
+        billing.write(None, key=b"a")
+        billing.say({}, "unknown.v1")
+        billing.say({"account": "ä" * 150, "cents": 1})
+        all_received(billing)
+        until(lambda: balance(world, "a") == 3, "what is good is received")
+        found = dead(world)
+        assert [why.partition(":")[0] for why in found] == ["bad-message"] * 6 + ["invalid-wish"]
+        assert not any("secret-value" in why for why in found)
+        total, listed = wishes(world, Which(policy="from_billing"))
+        places = {(one.stream, one.version) for one in listed if one.kind == "message"}
+        assert (total, places) == (7, {(f"{billing.topic}/0", offset) for offset in range(6)})
+
+        @message("paid.v1")
+        class Lenient:
+            account: Text
+            cents: Cents | str
+
+        def receive_any(message: Lenient, at: Received) -> Iterable[Send]:
+            yield Send("accounts/a", Deposit(cents=100, on=DAY))
+
+        receive_any.__annotations__ = {"message": Lenient}
+        monkeypatch.setattr(policy, "discover", lambda: {"from_billing": source(receive=receive_any)})
+        assert retry(world, Which(policy="from_billing")) == (1, 6)
+        until(lambda: balance(world, "a") == 103, "it is received")
+    assert len(dead(world)) == 6
+
+
+def test_a_source_begins_where_its_setting_says(world: Settings) -> None:
+    set_up(world)
+    billing = Billing(world)
+    for number in range(3):
+        billing.say({"account": "a", "cents": 1}, partition=number, ident=f"{number}")
+    later = topics.describe(world, billing.topic)
+    moment = "2100-01-01T00:00:00Z"
+    begins = {"earliest": (0, 0, 0), "end": (1, 1, 1), moment: (1, 1, 1), "1999-01-01T00:00:00Z": (0, 0, 0)}
+    for begin, offsets in begins.items():
+        settings = world.model_copy(update={"sources": {"billing": Source(topic=billing.topic, begin=begin)}})
+        found = source().source
+        assert found is not None
+        assert begin_of(settings, found) == Messages(later.id, dict(enumerate(offsets)))
+
+
+def test_a_begin_is_decided_once(world: Settings) -> None:
+    set_up(world)
+    billing = Billing(world, begin="end")
+    billing.say({"account": "a", "cents": 1})
+    with running(billing, source()), handler(world), agent(world):
+        all_received_from_the_end = "select count(*) from source_positions where next_offset = 1"
+        until(lambda: scalar(world, all_received_from_the_end) == 1, "it has begun")
+    earliest = Source(topic=billing.topic, begin="earliest")
+    billing.settings = world.model_copy(update={"sources": {"billing": earliest}})
+    with running(billing, source()), handler(world), agent(world):
+        send(world, open_account("a"))
+        billing.say({"account": "a", "cents": 10})
+        until(lambda: balance(world, "a") == 10, "what came later is received")
+
+
+def test_a_repeated_message_leads_to_nothing_where_its_id_counts(billing: Billing) -> None:
+    world = billing.settings
+    with running(billing, source(DEDUP="id")), handler(world), agent(world):
+        send(world, open_account("a"))
+        for number in range(30):
+            billing.say({"account": "a", "cents": 1 + number % 10}, partition=number % 3, ident=str(number % 10))
+        billing.write(json.dumps({"type": "paid.v1", "data": {"account": "a", "cents": 1}}).encode())
+        all_received(billing)
+        until(lambda: balance(world, "a") == sum(range(1, 11)), "each is paid once")
+        until(lambda: open_wishes(world) == 1, "no wish is left")
+        assert [why.partition(":")[0] for why in dead(world)] == ["bad-message"], "it has no id of its own"
+    assert len(commits(world)) == 11
+
+
+def test_what_follows_goes_to_the_stream_that_the_command_went_to(billing: Billing) -> None:
+    world = billing.settings
+
+    def charge(message: Paid, at: Received) -> Iterable[Send]:
+        yield Send(
+            f"accounts/{message.account}", Withdraw(cents=message.cents, on=DAY), otherwise=ChargeFee(cents=1, on=DAY)
+        )
+
+    with running(billing, source(receive=charge)), handler(world), agent(world):
+        send(world, open_account("a"), deposit("a", "d", 10))
+        billing.say({"account": "a", "cents": 4})
+        billing.say({"account": "a", "cents": 7})
+        until(lambda: balance(world, "a") == 5, "the second one was refused, and cost a fee")
+        until(lambda: open_wishes(world) == 0, "no wish is left")
+
+
+def test_a_source_that_fails_at_a_message_stops_there_alone(billing: Billing) -> None:
+    world = billing.settings
+
+    def fails(message: Paid, at: Received) -> Iterable[Send]:
+        if message.cents == 13:
+            raise ZeroDivisionError("secret-value")
+        yield from receive(message, at)
+
+    def said() -> None:
+        for partition, cents in enumerate((1, 10, 100)):
+            billing.say({"account": "a", "cents": 13 if cents == 10 else cents}, partition=partition)
+            billing.say({"account": "a", "cents": cents}, partition=partition)
+
+    with running(billing, source(receive=fails)), handler(world), agent(world):
+        send(world, open_account("a"))
+        said()
+        until(lambda: balance(world, "a") == 202, "the other partitions go on")
+        assert received(world) == billing.end() - 2
+    with running(billing, source(receive=fails, ON_POISON="park")), handler(world), agent(world):
+        until(lambda: balance(world, "a") == 212, "the partition goes on")
+        assert [why.partition(":")[0] for why in dead(world)] == ["bad-message"]
+        assert "secret-value" not in dead(world)[0]
+
+
+def test_each_message_belongs_to_the_version_in_force_at_its_place(billing: Billing) -> None:
+    world = billing.settings
+
+    def tenfold(message: Paid, at: Received) -> Iterable[Send]:
+        yield Send(f"accounts/{message.account}", Deposit(cents=10 * message.cents, on=DAY))
+
+    second = source(VERSION=2, receive=tenfold)
+    with handler(world), agent(world):
+        send(world, open_account("a"))
+        with running(billing, source()):
+            billing.say({"account": "a", "cents": 1})
+            until(lambda: balance(world, "a") == 1, "the first version receives")
+            with running(billing, second, name="p2"):
+                switch(billing.settings, second)
+                for partition in range(3):
+                    billing.say({"account": "a", "cents": 1}, partition=partition)
+                until(lambda: balance(world, "a") == 31, "the second version receives")
+                until(lambda: open_wishes(world) == 0, "no wish is left")
+        remove(billing.settings, "from_billing")
+        billing.say({"account": "a", "cents": 500})
+        with running(billing, second):
+            switch(billing.settings, second)
+            all_received(billing)
+            until(lambda: balance(world, "a") == 5_031, "it goes on where it was")
+
+
+def test_more_partitions_are_taken_up(billing: Billing) -> None:
+    world = billing.settings
+    with running(billing, source()), handler(world), agent(world):
+        send(world, open_account("a"))
+        billing.say({"account": "a", "cents": 1})
+        until(lambda: balance(world, "a") == 1, "it receives")
+        admin = clients.admin(world)
+        [done] = admin.create_partitions([NewPartitions(billing.topic, 5)]).values()
+        done.result(60)
+        until(lambda: topics.describe(world, billing.topic).partitions == 5, "the broker has them")
+        billing.say({"account": "a", "cents": 10}, partition=4, producer=clients.producer(world))
+        until(lambda: balance(world, "a") == 11, "the first message of a new partition is received")
+
+
+def test_a_topic_that_was_trimmed_or_made_anew_is_named_and_nothing_is_passed_over(
+    billing: Billing, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = billing.settings
+    with handler(world), agent(world):
+        send(world, open_account("a"))
+        with running(billing, source()):
+            billing.say({"account": "a", "cents": 1})
+            until(lambda: balance(world, "a") == 1, "it receives")
+        for _ in range(3):
+            billing.say({"account": "a", "cents": 10})
+        delete(world, billing.topic, {0: 3})
+        with running(billing, source()):
+            until(lambda: SourceTrimmed.code in caplog.text, "it says what is lost")
+            assert balance(world, "a") == 1
+            reposition(billing.settings, source(), "earliest")
+            until(lambda: balance(world, "a") == 11, "it goes on with what there is")
+            billing.say({"account": "a", "cents": 100})
+            until(lambda: balance(world, "a") == 111, "it receives again")
+        admin = clients.admin(world)
+        [gone] = admin.delete_topics([billing.topic]).values()
+        gone.result(60)
+        until(lambda: billing.topic not in admin.list_topics(timeout=10).topics, "it is deleted")
+        billing.make()
+        billing.say({"account": "a", "cents": 1_000})
+        with running(billing, source()):
+            until(lambda: SourceRecreated.code in caplog.text, "it says that it is another topic")
+            assert balance(world, "a") == 111
+            reposition(billing.settings, source(), "earliest")
+            until(lambda: balance(world, "a") == 1_111, "it receives the new topic")
+
+
+def test_another_kafka_that_is_away_holds_up_no_policy(world: Settings) -> None:
+    set_up(world)
+    settings = world.model_copy(update={"sources": {"billing": Source(topic="t", bootstrap="127.0.0.1:1")}})
+    with in_a_loop(lambda: Policies(settings, [FORWARD, source()], "p1"), "p1"), handler(world), agent(world):
+        until(lambda: scalar(world, "select count(*) from positions where agent = 'policy_forward'") > 0, "it is live")
+        send(world, open_account("1"), open_account("2"), deposit("1", "d", 7))
+        until(lambda: (balance(world, "1"), balance(world, "2")) == (0, 7), "the policy reacts")
