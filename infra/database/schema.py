@@ -183,6 +183,7 @@ outbox = table(
     nullable(TIME, "due"),
     nullable(INTEGER, "depth", comment="how many wishes led to this one since the last timer or client"),
     nullable(TEXT, "correlation_id", "causation_id"),
+    nullable(TEXT, "trace", comment="of a source's wish: its message's traceparent"),
     nullable(TIME, "wished_at", comment="the broker's time of the event"),
     nullable(TEXT, "then_type", "then_body", "then_fingerprint"),
     nullable(TEXT, "otherwise_type"),

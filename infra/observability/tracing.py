@@ -43,6 +43,11 @@ def kept(headers: Headers) -> list[tuple[str, bytes]]:
     return [(name, value) for name, value in headers if name in _FIELDS and value and len(value) <= MAX_BYTES]
 
 
+def traceparent(headers: Headers) -> str | None:
+    """Of a record's headers, the one that names its trace."""
+    return next((value.decode("latin-1") for name, value in kept(headers) if name == "traceparent" and value), None)
+
+
 def context_of(headers: Iterable[tuple[str | bytes, bytes | None]]) -> context.Context:
     """The trace that headers name, of a Kafka record or an ASGI request; an empty context where they name none, or nonsense."""
     found: dict[str, list[str]] = {}

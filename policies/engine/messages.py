@@ -21,6 +21,7 @@ from commands.intake import bad_relation
 from domain.engine.versions import summary
 from infra.errors import SamefoldError, in_words
 from infra.log.records import time_of
+from infra.observability.tracing import MAX_BYTES
 from infra.processes.time_limit import FAULTS, TooSlow, limited, watched
 from infra.settings import Settings
 from policies.engine.outbox import Cause, Wish, dead_message, id_of_message, of_message
@@ -69,10 +70,11 @@ class Message(NamedTuple):
     at: Received
     correlation_id: str | None
     depth: int
+    trace: str | None
 
 
 class _CloudEvent(msgspec.Struct, gc=False):
-    """What counts of CloudEvents 1.0 in structured JSON (https://cloudevents.io), and two extensions of it."""
+    """What counts of CloudEvents 1.0 in structured JSON (https://cloudevents.io), and three extensions of it."""
 
     id: Annotated[str, Meta(min_length=1)]
     source: Annotated[str, Meta(min_length=1)]
@@ -80,6 +82,7 @@ class _CloudEvent(msgspec.Struct, gc=False):
     data: msgspec.Raw | UnsetType = UNSET
     data_base64: str | UnsetType = UNSET
     correlationid: str | UnsetType = UNSET
+    traceparent: str | UnsetType = UNSET
     samefolddepth: Annotated[int, Meta(ge=0, le=1_000_000)] | UnsetType = UNSET
 
 
@@ -122,7 +125,9 @@ def read(source: Source, raw: Raw) -> Message | Result:
         headers=raw.headers,
     )
     given = UNSET if found.correlation_id is None else found.correlation_id
-    return Message(fact, at, None if bad_relation(given, UNSET) else found.correlation_id, found.depth)
+    trace = found.trace or raw.headers.get("traceparent")
+    correlation_id = None if bad_relation(given, UNSET) else found.correlation_id
+    return Message(fact, at, correlation_id, found.depth, trace if trace and len(trace) <= MAX_BYTES else None)
 
 
 class _Opened(NamedTuple):
@@ -131,6 +136,7 @@ class _Opened(NamedTuple):
     body: bytes | msgspec.Raw
     correlation_id: str | None = None
     depth: int = 0
+    trace: str | None = None
 
 
 def _opened(source: Source, headers: Mapping[str, str], value: bytes) -> _Opened:
@@ -172,7 +178,8 @@ def _is_cloud(headers: Mapping[str, str]) -> bool:
 def _of_cloud_event(event: _CloudEvent, body: bytes | msgspec.Raw) -> _Opened:
     correlation = None if event.correlationid is UNSET else event.correlationid
     depth = 0 if event.samefolddepth is UNSET else event.samefolddepth
-    return _Opened(event.type, f"{event.source} {event.id}", body, correlation, depth)
+    trace = None if event.traceparent is UNSET else event.traceparent
+    return _Opened(event.type, f"{event.source} {event.id}", body, correlation, depth, trace)
 
 
 def _decoded(source: Source, value: bytes) -> bytes:
@@ -231,7 +238,7 @@ class Reception:
                 place = self._policy.name, "id", message.at.id
                 ident = hashlib.blake2b(message.at.id.encode(), digest_size=20).digest()
             known = message.at.id if message.at.id and not bad_relation(UNSET, message.at.id) else where
-            cause = Cause(known, message.correlation_id or known, message.depth)
+            cause = Cause(known, message.correlation_id or known, message.depth, message.trace)
             return Handled(Result.RECEIVED, "", [(one, cause) for one in self._wishes(message, place, at)], ident)
         except BadMessage as why:
             dead = dead_message(here, at, str(why))

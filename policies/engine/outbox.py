@@ -114,6 +114,8 @@ class Cause(NamedTuple):
     id: str
     correlation_id: str
     depth: int
+    trace: str | None = None
+    """Its `traceparent`. Commits have none here."""
 
 
 def view_of(policy: Policy, *, with_outcomes: bool = True) -> View:
@@ -313,7 +315,7 @@ _FOLLOW = tuple(f"{which}_{part}" for which in ("then", "otherwise", "later") fo
 _TYPES = {
     "id": _TEXT,
     **dict.fromkeys(("policy", "kind", "stream", "target", "type", "body", "fingerprint"), _TEXT),
-    **dict.fromkeys(("correlation_id", "causation_id", *_FOLLOW), _TEXT),
+    **dict.fromkeys(("correlation_id", "causation_id", "trace", *_FOLLOW), _TEXT),
     **dict.fromkeys(("expected", "outcome", "refusal", "outcome_fingerprint", "dead"), _TEXT),
     **dict.fromkeys(("partition", "version", "number", "depth", "outcome_depth", "after_ms"), _NUMBER),
     **dict.fromkeys(("due", "wished_at"), _MOMENT),
@@ -412,6 +414,7 @@ def _first_half(wish: Wish, cause: Cause) -> _Row:
         "depth": depth,
         "correlation_id": cause.correlation_id,
         "causation_id": cause.id,
+        "trace": cause.trace,
         "wished_at": time_of(at.time_ms),
         "dead": wish.dead or (_TOO_DEEP if depth > MOST_DEPTH else None),
     }
@@ -439,7 +442,18 @@ select {_listed(_COLUMNS)} from unnest({_listed(_COLUMNS, "%s")}) u ({_listed(_C
     on conflict (id) do update set {_listed(_COLUMNS[1:], "{0} = coalesce(t.{0}, excluded.{0})")}
 """.encode()  # noqa: S608  # sorted by id, so that transactions can't deadlock on them
 
-_KEPT = ("kind", "stream", "policy", "partition", "version", "number", "correlation_id", "wished_at", "expected")
+_KEPT = (
+    "kind",
+    "stream",
+    "policy",
+    "partition",
+    "version",
+    "number",
+    "correlation_id",
+    "trace",
+    "wished_at",
+    "expected",
+)
 _LATER = ("later_type", "later_body", "later_fingerprint", "after_ms")
 _MADE = ("id", *_KEPT, "target", "type", "body", "fingerprint", "due", "depth", "causation_id", "dead", *_LATER)
 _BOTH = "kind is not null and outcome is not null"

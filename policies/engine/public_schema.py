@@ -16,11 +16,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 from pydantic import TypeAdapter
 from pydantic.dataclasses import is_pydantic_dataclass
 
@@ -29,6 +29,7 @@ from domain.engine.contexts import contexts
 from domain.engine.personal.tokens import may_hold
 from domain.language import REMOVED
 from infra.errors import SamefoldError, in_words
+from infra.log.records import Commit
 from infra.log.rule import Counted
 from infra.processes.time_limit import FAULTS, watched
 from infra.settings import Settings
@@ -69,7 +70,7 @@ _Number = Annotated[int, Meta(ge=1)]
 
 
 class CloudEvent(msgspec.Struct, frozen=True, gc=False):
-    """A public event: CloudEvents 1.0, structured JSON. The last three attributes before `data` are extensions."""
+    """A public event: CloudEvents 1.0, structured JSON. The last attributes before `data` are extensions."""
 
     id: Annotated[_Text, Meta(description="Stream and version, and a number for further events of one version")]
     source: _Text
@@ -81,7 +82,12 @@ class CloudEvent(msgspec.Struct, frozen=True, gc=False):
     samefoldposition: Annotated[_Text, Meta(description="Position token: the API's `after` waits for it")]
     streamversion: _Number
     publicationversion: _Number
+    correlationid: Annotated[_Text, Meta(description="Shared by all commands of one request or conversation")]
+    samefolddepth: Annotated[int, Meta(ge=0, description="Commands of policies in a row that led to this event")]
     data: Any
+    traceparent: (
+        Annotated[str, Meta(description="The trace of the event's command (W3C), if it had one")] | UnsetType
+    ) = UNSET
     specversion: Literal["1.0"] = "1.0"
     datacontenttype: Literal["application/json"] = "application/json"
 
@@ -147,10 +153,12 @@ class Writer:
         of = (publication.version, Kind.POLICY, Outgoing, (key,), publication.publish, publication.subscription)
         self._plan = Plan({PUBLIC: View(PUBLIC, *of, tuple(contexts()), "")})
 
-    def outgoing(self, partition: int, counted: Sequence[Counted]) -> tuple[list[Outgoing], int, EngineStop | None]:
+    def outgoing(
+        self, partition: int, counted: Sequence[Counted], traces: Mapping[int, str] = MappingProxyType({})
+    ) -> tuple[list[Outgoing], int, EngineStop | None]:
         """Public events in order, until they are FULL, the number of commits that they came out of, and the error that ended them.
 
-        Nothing of the commit with the error is among them.
+        Nothing of the commit with the error is among them. `traces` has the `traceparent` of commits, by offset.
         """
         found: list[Outgoing] = []
         size = 0
@@ -159,7 +167,12 @@ class Writer:
                 return found, taken, None
             try:
                 items = decode(self._plan, partition, [one]).items
-                values = [(item.at, value) for item in items for value in self._published(item.event, item.at)]
+                trace = traces.get(one.offset, UNSET)
+                values = [
+                    (item.at, value)
+                    for item in items
+                    for value in self._published(item.event, item.at, one.commit, trace)
+                ]
             except EngineStop as stop:
                 return found, taken, stop
             found += [Outgoing(at.stream.encode(), value, one) for at, value in values]
@@ -167,7 +180,7 @@ class Writer:
         return found, len(counted), None
 
     @watched(lambda local: f"publishing event {local['at'].version} of {local['at'].stream}")
-    def _published(self, event: Any, at: At) -> list[bytes]:
+    def _published(self, event: Any, at: At, commit: Commit, trace: str | UnsetType) -> list[bytes]:
         """What `publish` yields, as CloudEvents. Raises PublicationFailed, PublicEventTooLarge."""
         where = {"partition": at.partition, "offset": at.offset}
         what = f"Event {at.version} of {at.stream} can't be published (partition {at.partition}, offset {at.offset})"
@@ -175,7 +188,7 @@ class Writer:
             yielded = list(islice(self._publication.publish(event, at), MOST + 1))
             if len(yielded) > MOST:
                 raise ValueError(f"it yields more than {MOST} public events")
-            values = [self._encoded(at, index, public) for index, public in enumerate(yielded)]
+            values = [self._encoded(at, commit, trace, index, public) for index, public in enumerate(yielded)]
         except FAULTS as error:
             hint = "Correct `publish` in policies/public.py, and start again."
             raise PublicationFailed(f"{what}: {in_words(error)}.", hint, **where) from error
@@ -187,7 +200,7 @@ class Writer:
             )
         return values
 
-    def _encoded(self, at: At, index: int, public: Any) -> bytes:
+    def _encoded(self, at: At, commit: Commit, trace: str | UnsetType, index: int, public: Any) -> bytes:
         """Raises TypeError, ValueError."""
         if not isinstance(public, Public):
             raise TypeError(f"it yields a {type(public).__name__}, not a Public")
@@ -205,6 +218,9 @@ class Writer:
             samefoldposition=str(Token.of(self._topic_id, {at.partition: at.offset + 1})),
             streamversion=at.version,
             publicationversion=self._publication.version,
+            correlationid=commit.command_id if commit.correlation_id is UNSET else commit.correlation_id,
+            samefolddepth=commit.depth or 0,
+            traceparent=trace,
             data=public.data,
         )
         encoded = msgspec.json.encode(event)
@@ -252,7 +268,11 @@ def asyncapi(settings: Settings, declared: Publication) -> dict[str, Any]:
             "name": name,
             "summary": (kind.__doc__ or name).strip().partition("\n")[0],
             "contentType": "application/cloudevents+json",
-            "payload": {"type": "object", "properties": properties, "required": sorted(properties)},
+            "payload": {
+                "type": "object",
+                "properties": properties,
+                "required": sorted(properties.keys() - {"traceparent"}),
+            },
             "bindings": {"kafka": {"key": {"type": "string", "description": "The stream"}, "bindingVersion": "0.5.0"}},
         }
     topic = settings.public_topic

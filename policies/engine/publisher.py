@@ -82,7 +82,7 @@ class Publisher:
             on_commit=lambda _error, _offsets: None,
             on_finished=self._on_finished,
         )
-        self._log = LogReader(self.settings, events.name, gather_ms=GATHER_MS)
+        self._log = LogReader(self.settings, events.name, gather_ms=GATHER_MS, traced=True)
         self._work = Work(self.settings, self._publication, events, public, most_bytes, consumer)
         self._admin = topics.Admin(self.settings, CHECK_S)
         self._watch = topics.Watch(self.settings, [events, public], self._status, self._admin)

@@ -22,10 +22,11 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from infra.errors import SamefoldError
 from infra.log import clients, names, topics
 from infra.log.clients import KafkaUnavailable
-from infra.log.records import Headers, Record, UnreadableRecord
+from infra.log.records import Headers, Record, Traced, UnreadableRecord
 from infra.log.rule import START, Counted, Reading, read_readable
 from infra.log.source import read_held
 from infra.observability import logs, metrics
+from infra.observability.tracing import traceparent
 from infra.processes.faultpoints import reach
 from infra.processes.time_limit import in_main_thread
 from infra.settings import Settings
@@ -191,8 +192,11 @@ class Lane:
     ) -> Iterator[tuple[Sequence[Outgoing], Reading, SamefoldError | None]]:
         """What these records publish, a transaction each, the position after it, and the error that follows."""
         end, counted, _, unreadable = read_readable(reading, records)
+        traces = {
+            one.offset: trace for one in records if isinstance(one, Traced) and (trace := traceparent(one.headers))
+        }
         while counted:
-            outgoing, taken, stop = in_main_thread(partial(self._writer.outgoing, self.partition, counted))
+            outgoing, taken, stop = in_main_thread(partial(self._writer.outgoing, self.partition, counted, traces))
             if taken == len(counted):
                 yield outgoing, end, unreadable
                 return

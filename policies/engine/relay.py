@@ -295,7 +295,8 @@ class Relay:
         assert self._topic is not None, "it serves"
         producer = self._producer.now
         try:
-            produce(producer, self._topic, command, encode(command), partial(self._reported, row))
+            headers = [("traceparent", row.trace.encode())] if row.trace else None
+            produce(producer, self._topic, command, encode(command), partial(self._reported, row), headers)
             reach("wish sent")
         except BufferError:
             self._reported(row, KafkaError(KafkaError._QUEUE_FULL), None)

@@ -29,6 +29,7 @@ class UnsentCommand(NamedTuple):
     depth: int
     correlation_id: str
     causation_id: str
+    trace: str | None = None
 
     @property
     def order(self) -> tuple[str, str]:

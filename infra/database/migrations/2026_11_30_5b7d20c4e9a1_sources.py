@@ -38,6 +38,7 @@ def upgrade() -> None:
             "messages", JSONB(), comment="of a source: the same in its topic, {topic_id, offsets: {partition: offset}}"
         ),
     )
+    op.add_column("outbox", sa.Column("trace", sa.Text(), comment="of a source's wish: its message's traceparent"))
     for column, kind, comment in (
         ("kind", sa.Text(), "send, or dropped; message: can't be received; null while only the outcome is known"),
         (

@@ -22,12 +22,24 @@ from infra.settings import Settings
 
 
 class LogReader:
-    """Records of a topic by partition, without gaps. `next` is each partition's next offset. Not thread-safe."""
+    """Records of a topic by partition, without gaps. `next` is each partition's next offset. Not thread-safe.
 
-    def __init__(self, settings: Settings, topic: str, consumer: Consumer | None = None, *, gather_ms: int = 0) -> None:
+    `traced`: with their traces; by default while an SDK records.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        topic: str,
+        consumer: Consumer | None = None,
+        *,
+        gather_ms: int = 0,
+        traced: bool | None = None,
+    ) -> None:
         self.next: dict[int, int] = {}
         self._settings = settings
         self._topic = topic
+        self._traced = traced
         self._consumer = clients.agent_consumer(settings, gather_ms=gather_ms) if consumer is None else consumer
         self._rest_s = 0.005 if gather_ms else 0.0
         """How long the other partitions may take to come, of the fetch that a take's first record came with."""
@@ -93,7 +105,7 @@ class LogReader:
         taken: dict[int, list[Record]] = {}
         wrong: dict[int | None, SamefoldError] = {}
         new = tuple.__new__  # like Record(), in half the time
-        tracing_them = tracing.recording()
+        tracing_them = tracing.recording() if self._traced is None else self._traced
         for message in messages:
             partition = message.partition()
             mine = taken.get(partition)

@@ -8,17 +8,23 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewPartitions, NewTopic
 
+from commands.append import produce
 from domain.accounts import ChargeFee, Deposit, Withdraw
 from domain.language import Cents, Text
 from infra.database.connect import connect
 from infra.log import clients, topics
+from infra.log.records import Headers, encode
+from infra.log.source import read_held
+from infra.observability.tracing import traceparent
 from infra.settings import Settings, Source
 from policies.engine import Received, Send, message, policy
 from policies.engine.activations import Messages, begin_of, remove, reposition, switch
@@ -27,8 +33,11 @@ from policies.engine.policy import Policy, policy_of
 from policies.engine.process import Policies
 from policies.engine.receiver import SourceRecreated, SourceTrimmed
 from tests.engine.api.api import agent, in_a_loop
+from tests.engine.policies.publishers import publisher
 from tests.engine.policies.test_policies import FORWARD, balance, open_wishes
 from tests.engine.spine import commits, delete, deposit, handler, open_account, scalar, send, set_up
+from tools.dev.stack import Stack
+from tools.testing.fixtures import world_of
 from tools.testing.waiting import until
 
 DAY = date(2026, 1, 1)
@@ -352,3 +361,58 @@ def test_another_kafka_that_is_away_holds_up_no_policy(world: Settings) -> None:
         until(lambda: scalar(world, "select count(*) from positions where agent = 'policy_forward'") > 0, "it is live")
         send(world, open_account("1"), open_account("2"), deposit("1", "d", 7))
         until(lambda: (balance(world, "1"), balance(world, "2")) == (0, 7), "the policy reacts")
+
+
+@message("money-deposited.v1")
+class Deposited:
+    account: Text
+    cents: Cents
+
+
+def mirror(message: Deposited, at: Received) -> Iterable[Send]:
+    yield Send(f"accounts/{message.account}", Deposit(cents=message.cents, on=DAY))
+
+
+def test_what_one_service_publishes_another_receives_in_the_same_conversation(
+    world: Settings, stack: Stack, migrated: str, tmp_path: Path
+) -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    set_up(world)
+    with world_of(stack, migrated) as other:
+        set_up(other)
+        there = Source(topic=world.public_topic, bootstrap=world.kafka)
+        second = other.model_copy(update={"sources": {"bank": there}})
+        with (
+            publisher(world, tmp_path),
+            handler(world),
+            agent(world),
+            handler(second, "h2"),
+            agent(second, "a2"),
+            in_a_loop(lambda: Policies(second, [source(SOURCE="bank", receive=mirror)], "p2"), "p2"),
+        ):
+            send(world, open_account("a"))
+            send(second, open_account("a"))
+            command = msgspec.structs.replace(deposit("a", "d", 7), correlation_id="order-1")
+            topic = topics.describe(world, world.commands_topic)
+            producer = clients.producer(world)
+            produce(producer, topic, command, encode(command), lambda *_: None, [("traceparent", trace.encode())])
+            producer.flush(60)
+            until(lambda: balance(second, "a") == 7, "the other service has it")
+        [commit] = [one for one in commits(second) if one.command_id.startswith("from_billing~")]
+        assert (commit.correlation_id, commit.causation_id) == (
+            "order-1",
+            f"/{world.group_prefix}/accounts accounts/a@2",
+        )
+        assert commit.depth == 1
+        assert trace.split("-")[1] in {kept.split("-")[1] for kept in traces_of(second)}
+
+
+def traces_of(world: Settings) -> list[str]:
+    """The `traceparent` of each commit that has one."""
+    topic, headers = topics.describe(world, world.events_topic), dict[int, Headers]()
+    found = []
+    for partition, end in topic.end.items():
+        list(read_held(world, topic.name, partition, 0, end, headers=headers))
+        found += [trace for one in headers.values() if (trace := traceparent(one))]
+        headers.clear()
+    return found
