@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Receive, Scope, Send
 
-from api import commands, health, outcomes, problems, queries, views
+from api import commands, health, hooks, outcomes, problems, queries, views
 from api.door import OPEN, PROBLEMS, Door
 from api.health import Readiness
 from api.openapi import JSON, Body, document
@@ -34,7 +34,7 @@ VERSION = "1"
 def create_app(settings: Settings, name: str = "api") -> FastAPI:
     """The app of one API process, whose connections are named `samefold <name>`.
 
-    Raises NotConfigured, BadContext, BadView, BadQuery.
+    Raises NotConfigured, BadContext, BadView, BadQuery, BadPolicy, BadSettings.
     """
 
     services = Services(settings, name)
@@ -58,8 +58,9 @@ def create_app(settings: Settings, name: str = "api") -> FastAPI:
     bodies: list[Body] = []
     routers = [
         *(commands.router_of(contexts(), bodies), outcomes.router(), health.router()),
-        *(views.router_of(all_views()), queries.router_of(discover())),
+        *(views.router_of(all_views()), queries.router_of(discover()), hooks.router_of(services.hooks)),
     ]
+    open_paths = OPEN | {hooks.path_of(hook) for hook in services.hooks}
     if settings.console:
         from api.console.routes import router_of  # brings Jinja2, which a process without the console does without
 
@@ -67,7 +68,7 @@ def create_app(settings: Settings, name: str = "api") -> FastAPI:
     ours = [route for router in routers for route in router.routes]
     app.router.routes = [Direct(ours), *app.router.routes, *ours]  # `include_router` would match each request twice
     at_the_door = PROBLEMS if services.issuer else ()
-    app.openapi = cache(lambda: document(app, bodies, OPEN, at_the_door))  # type: ignore[method-assign]
+    app.openapi = cache(lambda: document(app, bodies, open_paths, at_the_door))  # type: ignore[method-assign]
     encoded = cache(lambda: msgspec.json.encode(app.openapi()))
 
     async def encoded_document(_request: Request) -> Response:
@@ -77,7 +78,7 @@ def create_app(settings: Settings, name: str = "api") -> FastAPI:
         # before FastAPI's own, which encodes it again for each request: that takes longer than ten commands
         app.router.routes.insert(0, Route("/openapi.json", encoded_document))
     if services.issuer:
-        app.add_middleware(Door, settings=settings, issuer=services.issuer)
+        app.add_middleware(Door, settings=settings, issuer=services.issuer, open_paths=open_paths)
     app.add_middleware(RawPath)
     app.add_middleware(RequestMetrics)
     return app

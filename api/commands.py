@@ -251,7 +251,7 @@ async def _appended(
         await _require_open(services, CommandType(ref.context.name, command.type))
         topic, events = services.stores.topics()
         with services.outcomes.waiting(ref.stream, ref.key, events.partitions, may_be_there=ref.is_callers) as outcome:
-            appended = services.appender.append(command, value, topic, services.gather_s())
+            appended = services.appender.append(ref.stream, value, topic, services.gather_s())
             started = time.perf_counter()
             try:
                 recorded = await outcome_after(

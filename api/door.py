@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from fastapi import Request
@@ -59,8 +59,9 @@ _CALLER, _UNTIL = "samefold.caller", "samefold.until"
 class Door:
     """Sets the request's caller, or answers 400, 401, 403 or 503 in the app's place."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, issuer: Issuer) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, issuer: Issuer, open_paths: Collection[str]) -> None:
         self.app = app
+        self._open = open_paths
         self._issuer = issuer
         self._shows_docs = settings.shows_docs
 
@@ -78,7 +79,7 @@ class Door:
             await (_to_sign_in(scope) if signs_in else problem.response())(scope, receive, send)
 
     def _is_open(self, path: str) -> bool:
-        return path in OPEN or (self._shows_docs and DOCS(path) is not None) or _SIGNS_IN(path) is not None
+        return path in self._open or (self._shows_docs and DOCS(path) is not None) or _SIGNS_IN(path) is not None
 
     async def _verified(self, scope: Scope) -> Verified:
         cookie = _cookie(scope["headers"]) if _is_console(scope["path"]) else None

@@ -204,7 +204,12 @@ def preferences(request: Request) -> Preferences:
 
 
 async def body_of(request: Request, most: int) -> bytes:
-    """The body, of at most that many bytes. Raises Problem 413, ClientGone, having read no more than it must."""
+    """The body without a byte order mark, of at most that many bytes. Raises Problem 413, ClientGone."""
+    return (await bytes_of(request, most)).removeprefix(BOM_UTF8)
+
+
+async def bytes_of(request: Request, most: int) -> bytes:
+    """The body as it came, of at most that many bytes. Raises Problem 413, ClientGone, having read no more than it must."""
     declared = request.headers.get("Content-Length", "")
     if declared.isdecimal() and int(declared[:20]) > most:
         raise _too_large(most)
@@ -217,7 +222,7 @@ async def body_of(request: Request, most: int) -> bytes:
         if len(body) > most:
             raise _too_large(most)
         is_more = message.get("more_body", False)
-    return bytes(body.removeprefix(BOM_UTF8))
+    return bytes(body)
 
 
 def _too_large(most: int) -> Problem:

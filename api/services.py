@@ -27,6 +27,7 @@ from infra.errors import SamefoldError
 from infra.processes.gathering import Window
 from infra.processes.process_end import Parts
 from infra.settings import Settings
+from policies.engine.inbox import hooks_of
 from projections.engine.views.core_views import all_views
 from projections.engine.views.view import View
 
@@ -60,7 +61,8 @@ TOO_MANY_SUBSCRIBERS = kind(429, "too-many-subscribers", "Too many clients are s
 class Services:
     """Entered once, in the event loop that serves. It starts without the stores too, and finds them when they are available.
 
-    Its constructor raises NotConfigured, DatabaseRefused, BadContext, BadView, MasterKeyUnusable.
+    Its constructor raises NotConfigured, DatabaseRefused, BadContext, BadView, MasterKeyUnusable, and of webhooks BadPolicy,
+    BadSettings.
     """
 
     def __init__(self, settings: Settings, name: str) -> None:
@@ -97,6 +99,10 @@ class Services:
         self._closing = threading.Event()
         self.appender = Appender(settings, name, self.stores.kafka)
         self.stores.on_topics = self.appender.prepare
+        self.hooks = hooks_of(settings)
+        self.stores.with_inbox = bool(self.hooks)
+        self.receiving = Slots(settings.api_max_waiting, TOO_MANY_WAIT)
+        """For messages to webhooks that wait for Kafka's acknowledgement: commands have places of their own."""
         self.outcomes = OutcomeWaits(settings, self.notifications, name)
         # a request that waits costs next to nothing; one that is refused and sent again, as much as a command
         self.places = Slots(settings.api_max_waiting, TOO_MANY_WAIT, settings.api_wait_s, appended="no")

@@ -129,8 +129,11 @@ class StoreChecks:
         self.watch: topics.Watch | None = None
         self._compare_at = 0.0
         self._listeners: list[Callable[[], None]] = []
-        self.on_topics: Callable[[Topic], None] = lambda _commands: None
-        """Called once, in a thread, when the topics are known."""
+        self.with_inbox = False
+        """Whether the topic of webhooks' messages is needed, too."""
+        self._inbox: Topic | None = None
+        self.on_topics: Callable[[Topic], None] = lambda _topic: None
+        """Called once, in a thread, for each topic that is appended to, when it is known."""
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Call it after each check, in the event loop. It must not block nor raise."""
@@ -142,6 +145,13 @@ class StoreChecks:
         if error is None and self._topics is not None:
             return self._topics
         raise problem_of(error or self.failures.get("kafka") or self.failures["start"])
+
+    def inbox(self) -> Topic:
+        """The topic of webhooks' messages. Raises Problem 503 where it can't be used; an unavailable PostgreSQL does not."""
+        self.topics()
+        if self._inbox is None or self.kafka.away.is_set() or "kafka" in self.failures:
+            raise problem_of(clients.away(self._settings, KafkaError(KafkaError._ALL_BROKERS_DOWN)))
+        return self._inbox
 
     def require(self, *views: str) -> None:
         """Raises the named error of what is wrong, NotLooked last. Of views only these count."""
@@ -278,6 +288,10 @@ class StoreChecks:
             self._topics = await self._thread.run(partial(topics.ensure, self._settings))
             await self._thread.run(partial(self.on_topics, self._topics[0]))
             also = [self._settings.keys_topic] if has_personal_fields() else []
+            if self.with_inbox:
+                self._inbox = await self._thread.run(partial(topics.ensure_inbox, self._settings))
+                await self._thread.run(partial(self.on_topics, self._inbox))
+                also.append(self._inbox.name)
             self.watch = topics.Watch(self._settings, self._topics, self._status, self._admin, also)
         else:
             await self._thread.run(self.watch.check)

@@ -1,4 +1,7 @@
-"""Appends commands to their topic, and reports exactly what is known of each: it is in the log, is not, or may be."""
+"""Appends commands to their topic, and reports exactly what is known of each: it is in the log, is not, or may be.
+
+An `Appender` appends messages of webhooks to theirs, too.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +47,15 @@ def produce(
 
     Raises BufferError where too many commands wait in the producer, KafkaException where it can append nothing.
     """
+    _produce(producer, topic, command.stream, value, report, headers)
+
+
+def _produce(producer: Producer, topic: Topic, key: str, value: bytes, report: Report, headers: Headers | None) -> None:
     producer.produce(
         topic.name,
         value,
-        key=command.stream.encode(),
-        partition=partition_of(command.stream, topic.partitions),
+        key=key.encode(),
+        partition=partition_of(key, topic.partitions),
         headers=headers,
         on_delivery=report,
     )
@@ -60,16 +67,16 @@ def is_too_large(error: KafkaError) -> bool:
 
 
 class _Append(NamedTuple):
-    """A command that waits to be produced, or was."""
+    """A record that waits to be produced, or was."""
 
     future: asyncio.Future[None]
     started: float
     span: Span | None
-    command: Command
+    key: str
     value: bytes
     topic: Topic
     headers: Headers
-    """Of the request's own trace, which is the current one only while the request runs."""
+    """With the request's own trace, which is the current one only while the request runs."""
 
     def end(self, error: NotAppended | MaybeAppended | None) -> None:
         """In the event loop. Metrics count by what is known, in the words of the problem's member `appended`."""
@@ -125,14 +132,16 @@ class Appender:
         self._closing.set()
         await asyncio.to_thread(self._thread.join, CLOSE_S * 2)
 
-    def append(self, command: Command, value: bytes, topic: Topic, gather_s: float = 0.0) -> asyncio.Future[None]:
-        """Begin to append; the future ends when the command is in the log, or gets NotAppended or MaybeAppended.
+    def append(
+        self, key: str, value: bytes, topic: Topic, gather_s: float = 0.0, headers: Headers = ()
+    ) -> asyncio.Future[None]:
+        """Begin to append; the future ends when the record is in its topic, or gets NotAppended or MaybeAppended.
 
         It may wait for others for `gather_s` seconds.
         """
         span = tracing.start_here("append", SpanKind.PRODUCER) if tracing.recording() else None
-        future, headers = self._loop.create_future(), tracing.carrier(span)
-        self._gathered.append(_Append(future, time.perf_counter(), span, command, value, topic, headers))
+        future, headers = self._loop.create_future(), [*headers, *tracing.carrier(span)]
+        self._gathered.append(_Append(future, time.perf_counter(), span, key, value, topic, headers))
         if not gather_s:
             self._produce_gathered()
         elif self._due is None:
@@ -152,12 +161,12 @@ class Appender:
             self._reports.append((append, error))
 
         try:
-            produce(self._producer.now, append.topic, append.command, append.value, report, append.headers)
+            _produce(self._producer.now, append.topic, append.key, append.value, report, append.headers)
         except BufferError:
             append.end(NotAppended("too many commands wait to be sent"))
         except KafkaException as error:
             # the thread replaces a producer that can't go on
-            self._tell_denied(error.args[0])
+            self._tell_denied(append.topic, error.args[0])
             append.end(NotAppended(error.args[0].str()))
 
     def _poll(self) -> None:
@@ -179,10 +188,10 @@ class Appender:
                 self._connection.seen()
                 append.end(None)
             else:
-                self._tell_denied(error)
+                self._tell_denied(append.topic, error)
                 append.end((NotAppended if is_too_large(error) else MaybeAppended)(error.str()))
 
-    def _tell_denied(self, error: KafkaError) -> None:
+    def _tell_denied(self, topic: Topic, error: KafkaError) -> None:
         if clients.is_denied(error):
-            what = clients.denied(self._settings, error, f"Write of topic '{self._settings.commands_topic}'")
+            what = clients.denied(self._settings, error, f"Write of topic '{topic.name}'")
             self._status.wrong("append", str(what), level=logging.ERROR)

@@ -134,14 +134,20 @@ class Endpoint(BaseModel):
     @field_validator("secret")
     @classmethod
     def _require_secret(cls, secret: SecretStr) -> SecretStr:
-        prefix, key = secret.get_secret_value()[:6], secret.get_secret_value()[6:]
-        try:
-            size = len(base64.b64decode(key, validate=True))
-        except ValueError:
-            size = 0
-        if prefix != "whsec_" or not 24 <= size <= 64:
-            raise ValueError("write whsec_ and 24 to 64 random bytes in base64")
+        signing_key(secret)
         return secret
+
+
+def signing_key(secret: SecretStr) -> bytes:
+    """The key of Standard Webhooks that a secret holds. Raises ValueError."""
+    prefix, text = secret.get_secret_value()[:6], secret.get_secret_value()[6:]
+    try:
+        key = base64.b64decode(text, validate=True)
+    except ValueError:
+        key = b""
+    if prefix != "whsec_" or not 24 <= len(key) <= 64:
+        raise ValueError("write whsec_ and 24 to 64 random bytes in base64")
+    return key
 
 
 class Source(BaseModel):
@@ -159,7 +165,7 @@ class Source(BaseModel):
     begin: Literal["earliest", "end"] | AwareDatetime = Field(
         "earliest", description="Where the first version begins to receive: earliest, end, or a time"
     )
-    secrets: tuple[SecretStr, ...] = Field((), max_length=10)
+    secrets: tuple[Annotated[SecretStr, Field(min_length=1)], ...] = Field((), max_length=10)
     tolerance_s: float = Field(300.0, gt=0, le=86_400, description="How old a webhook's signature may be")
 
     @model_validator(mode="after")

@@ -33,16 +33,20 @@ class Sources:
             ".".join(name.parts): file.read_bytes() for name, file in files.items() if name.parent.name != "migrations"
         }
 
-    def processes(self, *, with_policies: bool, with_public: bool) -> dict[str, str]:
-        """By the module of each process that the service needs, a digest of the files that it uses."""
+    def processes(self, *, with_policies: bool, with_public: bool, with_hooks: bool = False) -> dict[str, str]:
+        """By the module of each process that the service needs, a digest of the files that it uses.
+
+        `with_hooks`: the API receives webhooks for policies.
+        """
         domain, views = self._in("domain"), self._in("projections")
         policies = domain | self._in("policies")
+        asked = self._in("projections.queries") | {"access"} | (policies if with_hooks else set())
         return {
             "commands.handler": self._digest(domain),
             "projections.engine.live.agent": self._digest(domain | views),
             **({"policies.engine.process": self._digest(policies)} if with_policies else {}),
             **({"policies.engine.publisher": self._digest(policies)} if with_public else {}),
-            "api": self._digest(domain | views | self._in("projections.queries") | {"access"}),
+            "api": self._digest(domain | views | asked),
         }
 
     def fold_of(self, module: str) -> str:

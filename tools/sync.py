@@ -24,6 +24,7 @@ from infra.log.topics import ensure
 from infra.processes.time_limit import calls_limited
 from infra.settings import Settings
 from policies.engine import activations
+from policies.engine.inbox import hooks_of
 from policies.engine.operate import policies_now
 from policies.engine.policy import discover, has_public
 from policies.engine.public_schema import publication
@@ -79,7 +80,8 @@ def sync(settings: Settings, say: Say, before_switch: Callable[[Synced], None]) 
 def _sync(settings: Settings, say: Say, before_switch: Callable[[Synced], None]) -> Synced:
     sources = Sources()
     views = _checked()
-    code = sources.processes(with_policies=bool(discover()), with_public=has_public())
+    with_hooks = bool(hooks_of(settings))
+    code = sources.processes(with_policies=bool(discover()), with_public=has_public(), with_hooks=with_hooks)
     done = Synced(sorted({view.agent for view in views.values()}), code)
     folds = {name: sources.fold_of(_module(view)) for name, view in views.items() if name != OUTCOMES}
     is_released = in_releases()

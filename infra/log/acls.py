@@ -30,11 +30,18 @@ class Acl(NamedTuple):
 
 
 def acls(
-    settings: Settings, agents: Collection[str], policies: Collection[str], *, public: bool, personal: bool
+    settings: Settings,
+    agents: Collection[str],
+    policies: Collection[str],
+    *,
+    public: bool,
+    personal: bool,
+    received: Collection[str] = (),
 ) -> Iterator[Acl]:
     """The rights of each process, in a service with these agents of views and of policies.
 
-    `public`: something is published. `personal`: keys of personal values are in use.
+    `public`: something is published. `personal`: keys of personal values are in use. `received`: the topics that policies receive
+    from, which is `inbox` for webhooks; the API writes that.
     """
     prefix, commands, events = settings.group_prefix, settings.commands_topic, settings.events_topic
     start: Rights = {commands: ("Describe", "DescribeConfigs"), events: ("Describe", "DescribeConfigs")}
@@ -44,14 +51,16 @@ def acls(
     switches: Rights = {settings.policies_topic: ("Read", "Write", "DescribeConfigs")} if policies else {}
     publish: Rights = {settings.public_topic: ("Read", "Write", "DescribeConfigs")}
     keys: Rights = {settings.keys_topic: ("Read", "Write", "DescribeConfigs")} if personal else {}
+    receive: Rights = dict.fromkeys(received, ("Read",))
+    inbox: Rights = {name: ("Write", "DescribeConfigs") for name in received if name == settings.inbox_topic}
     handlers = f"{names.handlers(prefix)}."
 
     topics: dict[str, Rights] = {
         "handler": decide,
         "agent": log,
-        "policies": log | append | switches | keys if policies else {},
+        "policies": log | append | switches | keys | receive if policies else {},
         "publisher": log | publish if public else {},
-        "api": start | append | keys,
+        "api": start | append | keys | inbox,
         "exporter": {events: ("Describe",)},
         "send": start | append | keys,
         "operator": log | switches | keys,
@@ -60,7 +69,10 @@ def acls(
     groups: dict[str, list[tuple[str, str, bool]]] = {
         "handler": [("Read", handlers, True)],
         "agent": [("Read", names.agents(prefix, agent), True) for agent in sorted(agents)],
-        "policies": [("Read", names.agents(prefix, agent), True) for agent in sorted(policies)],
+        "policies": [
+            *(("Read", names.agents(prefix, agent), True) for agent in sorted(policies)),
+            *([("Read", names.sources(prefix), True)] if received else ()),
+        ],
         "publisher": [("Read", names.publisher(prefix), False)],
         "api": [("Describe", handlers, True)],
         # without it, a check that no other release's handlers run would see none
@@ -78,4 +90,5 @@ def acls(
         if process == "publisher":
             yield Acl(process, "transactional-id", names.transactions(prefix), ("Describe", "Write"), True)
     for name in {**start, **topics["policies"], **topics["publisher"], **topics["api"]}:
-        yield Acl("admin", "topic", name, ("Create", "Describe", "DescribeConfigs"))
+        if name in settings.topics:  # others make what only policies receive from
+            yield Acl("admin", "topic", name, ("Create", "Describe", "DescribeConfigs"))

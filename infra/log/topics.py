@@ -198,6 +198,15 @@ def ensure_public(settings: Settings, events: Topic) -> tuple[Topic, int]:
     return public, int(_configs(admin, [name])[name]["max.message.bytes"])
 
 
+def ensure_inbox(settings: Settings, admin: Admin | None = None) -> Topic:
+    """Create the topic of webhooks' messages if it is missing, check and return it.
+
+    How long it keeps its records is the operator's decision. Raises TopicUnfit, TopicMissing, KafkaUnavailable.
+    """
+    [inbox] = _ensure(settings, admin or Admin(settings), [settings.inbox_topic], settings.partitions)
+    return inbox
+
+
 def _make(settings: Settings, client: AdminClient, missing: list[NewTopic], within_s: float) -> None:
     for name, future in client.create_topics(missing, operation_timeout=within_s).items():
         if (raised := future.exception(within_s)) is None:
@@ -345,8 +354,12 @@ def _configs(admin: Admin, names: Iterable[str]) -> dict[str, dict[str, str]]:
 def _promised(settings: Settings, name: str) -> dict[str, str]:
     """The settings that this topic must have."""
     log = _log(settings)
-    if name == settings.public_topic:  # how long it keeps its records is the operator's decision
-        return {key: log[key] for key in ("cleanup.policy", "min.insync.replicas", "unclean.leader.election.enable")}
+    if name in (
+        settings.public_topic,
+        settings.inbox_topic,
+    ):  # how long it keeps its records is the operator's decision
+        keys = ["cleanup.policy", "min.insync.replicas", "unclean.leader.election.enable"]
+        return {key: log[key] for key in (keys if name == settings.public_topic else [*keys, *_OF_INBOX])}
     if name == settings.keys_topic:
         soon = {"segment.ms": str(12 * HOUR_MS), "max.compaction.lag.ms": str(6 * HOUR_MS)}
         return log | {"cleanup.policy": "compact"} | soon
@@ -365,6 +378,8 @@ def _log(settings: Settings) -> dict[str, str]:
     }
 
 
+_OF_INBOX = "message.timestamp.type", "max.message.bytes"
+
 _WHY = {
     "cleanup.policy": "the broker would remove records that are needed",
     "segment.ms": "a destroyed key would stay on the disks for longer than a day",
@@ -374,7 +389,7 @@ _WHY = {
     "message.timestamp.type": "event times must be the broker's, not a client's clock",
     "min.insync.replicas": "an acknowledged record could be on fewer replicas than configured",
     "unclean.leader.election.enable": "a replica that lacks acknowledged records could become leader",
-    "max.message.bytes": "the broker would refuse commits that the handler accepts",
+    "max.message.bytes": "the broker would refuse records that the service accepts",
 }
 
 

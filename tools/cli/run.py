@@ -17,6 +17,7 @@ from infra.processes.interrupts import ending_signals
 from infra.processes.supervisor import Child, Supervisor
 from infra.settings import Settings, service_links
 from infra.tls import unprotected
+from policies.engine.inbox import hooks_of
 from policies.engine.policy import discover, has_public
 from projections.engine.views.core_views import all_views
 from tools.cli import new_app
@@ -151,6 +152,7 @@ def _require_safe(host: str | None) -> None:
     """Refuse at once what the API would refuse each time that it is started."""
     settings = Settings()
     require_safe(settings, host or settings.api_host)
+    hooks_of(settings)
 
 
 def _supervise(

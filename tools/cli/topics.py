@@ -7,7 +7,17 @@ import typer
 
 from domain.engine.contexts import has_personal_fields
 from infra.log.acls import acls
-from infra.log.topics import Admin, check, describe, ensure, ensure_keys, ensure_policies, ensure_public, existing
+from infra.log.topics import (
+    Admin,
+    check,
+    describe,
+    ensure,
+    ensure_inbox,
+    ensure_keys,
+    ensure_policies,
+    ensure_public,
+    existing,
+)
 from infra.settings import Settings
 from policies.engine.policy import discover, has_public
 from projections.engine.views.core_views import all_views
@@ -37,6 +47,8 @@ def topics(
         ensure_policies(settings)
         if has_public():
             ensure_public(settings, events)
+        if settings.inbox_topic in _received(settings):
+            ensure_inbox(settings)
         if has_personal_fields():
             ensure_keys(settings)
     log = [settings.commands_topic, settings.events_topic]
@@ -60,11 +72,24 @@ def topics(
     show(as_found, text, as_json=as_json)
 
 
+def _received(settings: Settings) -> set[str]:
+    """The topics of this Kafka that policies receive from.
+
+    A source that these settings do not name may be a webhook: an admin need not have the secrets of processes.
+    """
+    names = {policy.source.name for policy in discover().values() if policy.source}
+    named = {name: settings.sources.get(name) for name in names}
+    return {
+        (one and one.topic) or settings.inbox_topic for one in named.values() if one is None or one.bootstrap is None
+    }
+
+
 def _print_acls(prefix: str | None, *, as_json: bool) -> None:
     settings = Settings()
     principals = prefix or settings.group_prefix
     agents, policies = {view.agent for view in all_views().values()}, {policy.agent for policy in discover().values()}
-    found = [*acls(settings, agents, policies, public=has_public(), personal=has_personal_fields())]
+    public, personal, received = has_public(), has_personal_fields(), sorted(_received(settings))
+    found = [*acls(settings, agents, policies, public=public, personal=personal, received=received)]
 
     def text(_: object) -> Output:
         for process, rights in groupby(found, lambda one: one.process):
