@@ -1,7 +1,7 @@
-"""`POST /hooks/{name}`: what other services send to a webhook, a name of SAMEFOLD_SOURCES that some policy receives from.
+"""`POST /hooks/NAME`: what other services send to a webhook of SAMEFOLD_SOURCES that policies receive from.
 
 The signature is the right: no token and no `access.py` is asked for. A message is answered with 202 when Kafka has acknowledged it
-in the topic `inbox`; policies receive it from there. One that was sent twice is there twice: its id makes its effect once.
+in the topic `inbox`, from where policies receive it. One that is sent twice is there twice: its id makes its effect once.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from api import openapi, requests
-from api.openapi import JSON, in_header
-from api.problems import DEFECT, RETRY_AFTER_S, UNAVAILABLE, Problem, kind, traceable
+from api.openapi import JSON
+from api.problems import DEFECT, RETRY_AFTER_S, UNAVAILABLE, kind, traceable
 from api.requests import BAD_HEADER, TOO_LARGE
 from api.services import services_of
 from api.waits import TOO_MANY_WAIT
@@ -34,11 +34,11 @@ from policies.engine.source import Verify
 
 log = logging.getLogger(__name__)
 
-WRONG_SIGNATURE = kind(401, "wrong-signature", "The message is not signed as this webhook needs it.")
 COMPRESSED = kind(415, "compressed", "The body must not be compressed.")
 NOT_RECEIVED = kind(503, "not-received", "The message may not have been received.", RETRY_AFTER_S)
+WRONG_SIGNATURE = kind(401, "wrong-signature", "The message is not signed as this webhook needs it.")
 _CHALLENGE = {"WWW-Authenticate": "Webhook-Signature"}
-"""RFC 9110 wants one. No scheme is registered for webhooks."""
+"""RFC 9110 wants one; no scheme is registered for webhooks."""
 LONGEST_ID = 255
 _SECONDS = re.compile("[0-9]{1,12}").fullmatch
 
@@ -55,19 +55,14 @@ def router_of(hooks: Iterable[Hook]) -> APIRouter:
             path_of(hook),
             partial(post, hook),
             methods=["POST"],
-            name=path_of(hook),
-            summary=f"Webhook {hook.name}",
-            description="The signature is that of Standard Webhooks, or as the policy that receives the message wants it.",
+            name=f"Webhook {hook.name}",
+            description="Its signature is that of Standard Webhooks, unless the receiving policy has a function `verify`.",
             operation_id=f"hooks_{hook.name.replace('-', '_')}",
             tags=["hooks"],
             status_code=202,
             response_model=dict[str, Any],
-            response_description="It is received.",
             responses=openapi.responses({}, *_PROBLEMS),
-            openapi_extra={
-                "requestBody": {"required": True, "content": {JSON: {"schema": {}}}},
-                "parameters": _HEADERS,
-            },
+            openapi_extra={"requestBody": {"content": {JSON: {"schema": {}}}}, "parameters": _HEADERS},
         )
     return router
 
@@ -76,55 +71,49 @@ async def post(hook: Hook, request: Request) -> Response:
     """The answer to a message. Raises Problem, ClientGone."""
     services = services_of(request)
     if "Content-Encoding" in request.headers:
-        raise COMPRESSED(headers={"Accept-Encoding": "identity"})
+        raise COMPRESSED()
     body = await requests.bytes_of(request, clients.MAX_COMMAND_BYTES)
     ident = _authors_id(hook, hook.verify, request, body) if hook.verify else _id(hook, request, body)
     if not 0 < len(ident) <= LONGEST_ID or not ident.isprintable():
         raise BAD_HEADER(f"The message's id must have 1 to {LONGEST_ID} printable characters.")
     async with services.receiving:
-        headers = _kept(hook, request, ident)
-        appended = services.appender.append(ident, body, services.stores.inbox(), headers=headers)
+        inbox, headers = services.stores.inbox(), _kept(hook, request, ident)
         try:
             async with asyncio.timeout(services.settings.api_wait_s):
-                await appended
+                await services.appender.append(ident, body, inbox, headers=headers)
         except (NotAppended, MaybeAppended, TimeoutError) as error:
             problem = traceable(NOT_RECEIVED("Kafka has not acknowledged it."))
             log.warning("a message to webhook '%s' may not be in the inbox: %s", hook.name, in_words(error))
-        else:
-            return Response(b"{}", 202, media_type=JSON)
-    raise problem
+            raise problem from None
+    return Response(b"{}", 202, media_type=JSON)
 
 
 def _id(hook: Hook, request: Request, body: bytes) -> str:
     """The id of a message that is signed as Standard Webhooks says. Raises Problem 400, 401."""
     ident, sent, signatures = (requests.single(request, name) for name in (ID, TIMESTAMP, SIGNATURE))
-    if not (ident and sent and signatures):
-        raise BAD_HEADER(f"{ID}, {TIMESTAMP} and {SIGNATURE} must be given.")
-    if not _SECONDS(sent):
-        raise BAD_HEADER(f"{TIMESTAMP} must be in seconds since 1970.")
-    if abs(time.time() - int(sent)) > hook.tolerance_s:
-        raise _wrong(f"{TIMESTAMP} is more than {hook.tolerance_s:g} s away from the time here.")
+    if not (ident and sent and signatures and _SECONDS(sent)):
+        raise BAD_HEADER(f"{ID}, {SIGNATURE} and {TIMESTAMP}, in seconds since 1970, must be given.")
+    if abs(time.time() - int(sent)) > hook.source.tolerance_s:
+        raise WRONG_SIGNATURE(
+            f"{TIMESTAMP} is more than {hook.source.tolerance_s:g} s away from the time here.", headers=_CHALLENGE
+        )
     if not hook.is_signed(ident, sent, signatures, body):
-        raise _wrong("No signature is right.")
+        raise WRONG_SIGNATURE("No signature is right.", headers=_CHALLENGE)
     return ident
 
 
 def _authors_id(hook: Hook, verify: Verify, request: Request, body: bytes) -> str:
     """The id of a message by the author's `verify`. Raises Problem 401, 500."""
     try:
-        ident = limited(verify, request.headers, body, hook.secrets)
+        ident = limited(verify, request.headers, body, [one.get_secret_value() for one in hook.source.secrets])
         if not isinstance(ident, str | None):
             raise TypeError
     except Exception as error:  # its words may hold a secret
         log.error("the `verify` of webhook '%s' failed: %s", hook.name, type(error).__name__)
         raise traceable(DEFECT()) from None
     if ident is None:
-        raise _wrong()
+        raise WRONG_SIGNATURE(headers=_CHALLENGE)
     return ident
-
-
-def _wrong(detail: str = "") -> Problem:
-    return WRONG_SIGNATURE(detail, headers=_CHALLENGE)
 
 
 def _kept(hook: Hook, request: Request, ident: str) -> Headers:
@@ -136,12 +125,8 @@ def _kept(hook: Hook, request: Request, ident: str) -> Headers:
 
 
 _HEADERS = [
-    in_header(ID, "The message's id. Sent again, it has the same one.", "msg_2KWPBgLlAfxdpx2AI54pPJ85f4W"),
-    in_header(TIMESTAMP, "When this attempt was sent, in seconds since 1970.", "1767225600", pattern="^[0-9]{1,12}$"),
-    in_header(
-        SIGNATURE,
-        "Signatures with spaces between, each `v1,` and base64.",
-        "v1,K5oZfzN95Z9UVu1EsfQmfVNQhnkZ2pj9o9NDN/H/pI4=",
-    ),
+    openapi.in_header(ID, "The message's id, the same when it is sent again", "msg_2KWPBgLlAfxdpx2AI54pPJ85f4W"),
+    openapi.in_header(TIMESTAMP, "When it is sent, in seconds since 1970", "1767225600", pattern="^[0-9]{1,12}$"),
+    openapi.in_header(SIGNATURE, "With spaces between, `v1,` and base64 each", f"v1,{'K5oZfzN95Z9UVu1EsfQm' * 2}pPI4="),
 ]
 _PROBLEMS = (BAD_HEADER, WRONG_SIGNATURE, TOO_LARGE, COMPRESSED, TOO_MANY_WAIT, DEFECT, NOT_RECEIVED, *UNAVAILABLE)

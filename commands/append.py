@@ -1,7 +1,4 @@
-"""Appends commands to their topic, and reports exactly what is known of each: it is in the log, is not, or may be.
-
-An `Appender` appends messages of webhooks to theirs, too.
-"""
+"""Appends commands and webhooks' messages to their topics, and reports what is known of each: it is there, is not, or may be."""
 
 from __future__ import annotations
 

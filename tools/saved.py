@@ -34,10 +34,7 @@ class Sources:
         }
 
     def processes(self, *, with_policies: bool, with_public: bool, with_hooks: bool = False) -> dict[str, str]:
-        """By the module of each process that the service needs, a digest of the files that it uses.
-
-        `with_hooks`: the API receives webhooks for policies.
-        """
+        """By the module of each process that the service needs, a digest of the files that it uses."""
         domain, views = self._in("domain"), self._in("projections")
         policies = domain | self._in("policies")
         asked = self._in("projections.queries") | {"access"} | (policies if with_hooks else set())

@@ -9,6 +9,7 @@ from infra.settings import Settings
 
 Rights: TypeAlias = dict[str, tuple[str, ...]]
 """Operations by topic."""
+Names: TypeAlias = Collection[str]
 
 
 class Acl(NamedTuple):
@@ -30,18 +31,11 @@ class Acl(NamedTuple):
 
 
 def acls(
-    settings: Settings,
-    agents: Collection[str],
-    policies: Collection[str],
-    *,
-    public: bool,
-    personal: bool,
-    received: Collection[str] = (),
+    settings: Settings, agents: Names, policies: Names, received: Names = (), *, public: bool, personal: bool
 ) -> Iterator[Acl]:
-    """The rights of each process, in a service with these agents of views and of policies.
+    """The rights of each process, in a service with these agents of views and of policies, which receive from these topics.
 
-    `public`: something is published. `personal`: keys of personal values are in use. `received`: the topics that policies receive
-    from, which is `inbox` for webhooks; the API writes that.
+    `public`: something is published. `personal`: keys of personal values are in use.
     """
     prefix, commands, events = settings.group_prefix, settings.commands_topic, settings.events_topic
     start: Rights = {commands: ("Describe", "DescribeConfigs"), events: ("Describe", "DescribeConfigs")}

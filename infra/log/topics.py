@@ -198,13 +198,9 @@ def ensure_public(settings: Settings, events: Topic) -> tuple[Topic, int]:
     return public, int(_configs(admin, [name])[name]["max.message.bytes"])
 
 
-def ensure_inbox(settings: Settings, admin: Admin | None = None) -> Topic:
-    """Create the topic of webhooks' messages if it is missing, check and return it.
-
-    How long it keeps its records is the operator's decision. Raises TopicUnfit, TopicMissing, KafkaUnavailable.
-    """
-    [inbox] = _ensure(settings, admin or Admin(settings), [settings.inbox_topic], settings.partitions)
-    return inbox
+def ensure_inbox(settings: Settings) -> Topic:
+    """Create the topic of webhooks' messages if it is missing, check and return it. Raises as `ensure` does."""
+    return _ensure(settings, Admin(settings), [settings.inbox_topic], settings.partitions)[0]
 
 
 def _make(settings: Settings, client: AdminClient, missing: list[NewTopic], within_s: float) -> None:
@@ -354,12 +350,10 @@ def _configs(admin: Admin, names: Iterable[str]) -> dict[str, dict[str, str]]:
 def _promised(settings: Settings, name: str) -> dict[str, str]:
     """The settings that this topic must have."""
     log = _log(settings)
-    if name in (
-        settings.public_topic,
-        settings.inbox_topic,
-    ):  # how long it keeps its records is the operator's decision
-        keys = ["cleanup.policy", "min.insync.replicas", "unclean.leader.election.enable"]
-        return {key: log[key] for key in (keys if name == settings.public_topic else [*keys, *_OF_INBOX])}
+    if name == settings.public_topic:  # how long it keeps its records is the operator's decision
+        return {key: log[key] for key in ("cleanup.policy", "min.insync.replicas", "unclean.leader.election.enable")}
+    if name == settings.inbox_topic:  # here, too
+        return {key: value for key, value in log.items() if not key.startswith("retention.")}
     if name == settings.keys_topic:
         soon = {"segment.ms": str(12 * HOUR_MS), "max.compaction.lag.ms": str(6 * HOUR_MS)}
         return log | {"cleanup.policy": "compact"} | soon
@@ -377,8 +371,6 @@ def _log(settings: Settings) -> dict[str, str]:
         "max.message.bytes": str(clients.MAX_COMMIT_BYTES + 100_000),
     }
 
-
-_OF_INBOX = "message.timestamp.type", "max.message.bytes"
 
 _WHY = {
     "cleanup.policy": "the broker would remove records that are needed",

@@ -25,11 +25,8 @@ HEALTHY_S = 30.0
 GRACE_S = 15.0
 LOOK_S = 0.1
 
-_SECRETS_OF = {
-    "webhooks": {"policies.engine.process"},
-    "sources": {"policies.engine.process", "api"},
-    "master_key_file": {"policies.engine.process", "api"},
-}
+_BOTH = {"policies.engine.process", "api"}
+_SECRETS_OF = {"webhooks": {"policies.engine.process"}, "sources": _BOTH, "master_key_file": _BOTH}
 """The modules that need these; all need Kafka's password and the database's. No other child gets them in its environment."""
 
 

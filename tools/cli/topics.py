@@ -6,18 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from domain.engine.contexts import has_personal_fields
+from infra.log import topics as kafka
 from infra.log.acls import acls
-from infra.log.topics import (
-    Admin,
-    check,
-    describe,
-    ensure,
-    ensure_inbox,
-    ensure_keys,
-    ensure_policies,
-    ensure_public,
-    existing,
-)
 from infra.settings import Settings
 from policies.engine.policy import discover, has_public
 from projections.engine.views.core_views import all_views
@@ -43,19 +33,19 @@ def topics(
         return
     settings = Settings()
     if create:
-        _, events = ensure(settings)
-        ensure_policies(settings)
+        _, events = kafka.ensure(settings)
+        kafka.ensure_policies(settings)
         if has_public():
-            ensure_public(settings, events)
+            kafka.ensure_public(settings, events)
         if settings.inbox_topic in _received(settings):
-            ensure_inbox(settings)
+            kafka.ensure_inbox(settings)
         if has_personal_fields():
-            ensure_keys(settings)
+            kafka.ensure_keys(settings)
     log = [settings.commands_topic, settings.events_topic]
-    found = [describe(settings, name) for name in log]
-    others = [name for name in existing(settings, Admin(settings)) if name not in log]
-    found += [describe(settings, name) for name in others]
-    check(settings, log + others)
+    found = [kafka.describe(settings, name) for name in log]
+    others = [name for name in kafka.existing(settings, kafka.Admin(settings)) if name not in log]
+    found += [kafka.describe(settings, name) for name in others]
+    kafka.check(settings, log + others)
 
     def text(found: dict[str, Any]) -> Output:
         rows = (
@@ -73,23 +63,17 @@ def topics(
 
 
 def _received(settings: Settings) -> set[str]:
-    """The topics of this Kafka that policies receive from.
-
-    A source that these settings do not name may be a webhook: an admin need not have the secrets of processes.
-    """
-    names = {policy.source.name for policy in discover().values() if policy.source}
-    named = {name: settings.sources.get(name) for name in names}
-    return {
-        (one and one.topic) or settings.inbox_topic for one in named.values() if one is None or one.bootstrap is None
-    }
+    """The topics of this Kafka that policies receive from. A source without settings may be a webhook: they hold secrets."""
+    found = [settings.sources.get(policy.source.name) for policy in discover().values() if policy.source]
+    return {(one and one.topic) or settings.inbox_topic for one in found if one is None or one.bootstrap is None}
 
 
 def _print_acls(prefix: str | None, *, as_json: bool) -> None:
     settings = Settings()
     principals = prefix or settings.group_prefix
     agents, policies = {view.agent for view in all_views().values()}, {policy.agent for policy in discover().values()}
-    public, personal, received = has_public(), has_personal_fields(), sorted(_received(settings))
-    found = [*acls(settings, agents, policies, public=public, personal=personal, received=received)]
+    kinds = {"public": has_public(), "personal": has_personal_fields()}
+    found = [*acls(settings, agents, policies, sorted(_received(settings)), **kinds)]
 
     def text(_: object) -> Output:
         for process, rights in groupby(found, lambda one: one.process):
