@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from types import ModuleType
 from typing import Any, TypeVar, cast, dataclass_transform, get_args
 
@@ -32,20 +32,20 @@ Verify = Callable[[Mapping[str, str], bytes, Sequence[str]], str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """Where a message came from. `id` and `type` are its own, None where it has none."""
+    """Where a message came from; the defaults are for tests. `id` and `type` are its own, None where it has none."""
 
     source: str
-    topic: str
-    partition: int
-    offset: int
-    time: datetime
+    topic: str = ""
+    partition: int = 0
+    offset: int = 0
+    time: datetime = datetime(1970, 1, 1, tzinfo=UTC)
     """The record's, by its producer's or its broker's clock."""
     key: str | None = None
     """As text; bytes that are none are written as `\\\\xff`."""
     id: str | None = None
     """CloudEvents' source and id with a space between, or a webhook's `webhook-id`."""
     type: str | None = None
-    headers: Mapping[str, str]
+    headers: Mapping[str, str] = field(default_factory=dict)
     """The record's, by their names in lower case."""
 
 

@@ -75,6 +75,15 @@ def policy(
 
 
 @app.command()
+def source(
+    name: Annotated[str, typer.Argument(help="Who sends the messages, in lower case, such as billing.")],
+    context: Context = None,
+) -> None:
+    """Write a source, policies/from_NAME.py: what follows in a context from the messages of another service."""
+    _print(_parts().source(name, context))
+
+
+@app.command()
 def dataset(
     name: Annotated[str, typer.Argument(help="In lower case, such as nights_by_month.")], context: Context = None
 ) -> None:

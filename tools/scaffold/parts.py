@@ -1,4 +1,4 @@
-"""Write parts of a service: a context, an event, a command, a view, a query, a policy or a dataset, each with its test.
+"""Write parts of a service: a context, an event, a command, a view, a query, a policy, a source or a dataset, each with its test.
 
 Existing files get lines inserted at places that their syntax tree shows; the rest of the file stays as it is.
 """
@@ -227,6 +227,32 @@ class Parts:
             ],
         )
 
+    def source(self, name: str, context: str | None) -> Written:
+        """Raises BadName, AlreadyThere, NoPlace."""
+        module(name, "a source", "billing", most=25)
+        context = self._context(context)
+        names = names_of(context)
+        command, fields = Source(self.root / "domain" / f"{context}.py").writable_command()
+        key = names.one if names.one not in fields else f"{names.one}_key"
+        known = {
+            "NAME": name,
+            "COMMAND": command,
+            "KEY": key,
+            "IMPORTS": "\n".join(f"from {TYPES[one]} import {one}" for one in fields.values() if TYPES[one]),
+            "DECLARED": "\n    ".join(f"{field}: {kind}" for field, kind in fields.items()),
+            "VALUES": ", ".join(f"{field}=message.{field}" for field in fields),
+        }
+        file, test = f"policies/from_{name}.py", f"tests/test_from_{name}.py"
+        return Written(
+            self._write({file: _filled("source", names, known), test: _filled("test_source", names, known)}),
+            [
+                f"Edit {file}: its types of messages, and the commands that follow from them (docs/sources.md).",
+                f'Set SAMEFOLD_SOURCES={{"{name}": {{"topic": "…", "bootstrap": "…"}}}}; of a webhook {{"secrets": ["whsec_…"]}}',
+                RESTART,
+                'It begins with the first message that the topic has, or where `begin` of the setting says: "end", or a time.',
+            ],
+        )
+
     def dataset(self, name: str, context: str | None) -> Written:
         """Raises BadName, AlreadyThere, NoPlace."""
         module(name, "a dataset", "nights_by_month")
@@ -315,6 +341,16 @@ class Source:
                     return event, command, list(needed)
         raise self._no_place(
             "no command whose fields an event has", "Write the policy by hand: docs/policies.md has an example."
+        )
+
+    def writable_command(self) -> tuple[str, dict[str, str]]:
+        """The first command whose fields have types that any file can import, and those fields. Raises NoPlace."""
+        for command in self.members("Command"):
+            if TYPES.keys() >= {*(fields := self._fields(command)).values()}:
+                return command, fields
+        raise self._no_place(
+            f"no command with fields of {', '.join(TYPES)} alone",
+            "Write the source by hand: docs/sources.md has an example.",
         )
 
     def _fields(self, name: str) -> dict[str, str]:

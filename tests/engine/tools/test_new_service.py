@@ -163,6 +163,7 @@ def test_what_is_added_runs_and_a_newer_samefold_is_taken_over(source: Tree, hot
         hotel.samefold("add", "view", "guest_list", "--context", "guests"),
         hotel.samefold("add", "query", "most_rooms", "--view", "room_names"),
         hotel.samefold("add", "policy", "copies", "--context", "rooms"),
+        hotel.samefold("add", "source", "billing", "--context", "rooms"),
         hotel.samefold("add", "dataset", "rooms_by_name", "--context", "rooms"),
     ]
     assert all("Next:" in one.stdout for one in told)

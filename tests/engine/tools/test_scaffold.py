@@ -48,6 +48,7 @@ def test_any_context_gets_files_of_python(tmp_path: Path, context: str) -> None:
     for kind in Kind:
         made.view(f"view_{kind}", None, kind)
     made.policy("reminders", None)
+    made.source("billing", None)
     made.query("largest")
     assert "`pytest tests/test_dataset_by_month.py` runs it" in " ".join(made.dataset("by_month", None).next)
     for text in files(tmp_path).values():
@@ -112,6 +113,10 @@ REFUSED: dict[str, tuple[Callable[..., object], Cases]] = {
         lambda parts, name: parts.policy(name, None),
         [((name,), NOT_A_NAME) for name in ("public", "engine", "Reminders", "no name", "class", "x" * 31)],
     ),
+    "a source": (
+        lambda parts, name: parts.source(name, None),
+        [((name,), NOT_A_NAME) for name in ("Billing", "no name", "class", "x" * 26)],
+    ),
     "an event": (
         lambda parts, name, *fields: parts.event(name, None, fields),
         [
@@ -161,6 +166,22 @@ def test_a_policys_command_is_made_of_its_event(parts: Parts) -> None:
     assert files(parts.root) == before
 
 
+def test_a_sources_command_has_fields_of_types_that_any_file_can_import(parts: Parts) -> None:
+    domain = parts.root / "domain" / "rooms.py"
+    domain.write_text(domain.read_text().replace("class AddRoom:\n", "class AddRoom:\n    floor: Floor\n"))
+    with pytest.raises(NoPlace, match="no command with fields of bool, int"):
+        parts.source("billing", None)
+    parts.command("BookRoom", None, ("room:Text", "until:date"), None)
+    written = parts.source("billing", None)
+    assert [str(file) for file in written.files] == ["policies/from_billing.py", "tests/test_from_billing.py"]
+    text = (parts.root / written.files[0]).read_text()
+    assert "from datetime import date\n" in text
+    assert "    room_key: Text\n    room: Text\n    until: date\n" in text
+    assert 'f"rooms/{message.room_key}", BookRoom(room=message.room, until=message.until)' in text
+    with pytest.raises(AlreadyThere, match=r"policies/from_billing\.py exists"):
+        parts.source("billing", None)
+
+
 def test_a_query_begins_with_the_first_view(parts: Parts) -> None:
     written = parts.query("largest")
     assert [str(file) for file in written.files] == ["projections/queries/largest.py", "tests/test_query_largest.py"]
@@ -196,6 +217,7 @@ def test_what_is_written_under_the_longest_names_passes_the_linter(tmp_path: Pat
     for kind in Kind:
         parts.view(f"this_is_a_view_with_a_name_of_40_{kind:x<7}", None, kind)
     parts.policy("this_is_a_policy_of_30_letters", None)
+    parts.source("this_has_a_name_of_25_let", None)
     parts.query("this_is_a_query_with_a_name_of_40_letter")
     for arguments in (["check"], ["format", "--check"]):
         done = subprocess.run(
