@@ -32,7 +32,8 @@ def test_the_page_on_access_shows_the_files_as_they_are() -> None:
 @pytest.mark.integration
 @pytest.mark.xdist_group("services")
 def test_the_pages_files_pass_the_checks_of_a_service(hotel: Tree) -> None:
-    shown = [file for page in PAGES.values() for file in files(page)]
+    pages = *PAGES.values(), (ROOT / "docs" / "sources.md").read_text()
+    shown = [file for page in pages for file in files(page)]
     assert len(shown) == len(dict(shown)) > 8, "no page changes a file of another"
     for path, text in shown:
         (hotel.folder / path).write_text(text)

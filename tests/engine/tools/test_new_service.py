@@ -161,7 +161,7 @@ def test_what_is_added_runs_and_a_newer_samefold_is_taken_over(source: Tree, hot
         *(hotel.samefold("add", "view", f"room_{kind}", "--kind", kind) for kind in ("entity", "journal", "summary")),
         hotel.samefold("add", "context", "guests"),
         hotel.samefold("add", "view", "guest_list", "--context", "guests"),
-        hotel.samefold("add", "query", "most_rooms", "--view", "room_names"),
+        hotel.samefold("add", "query", "most_rooms"),
         hotel.samefold("add", "policy", "copies", "--context", "rooms"),
         hotel.samefold("add", "source", "billing", "--context", "rooms"),
         hotel.samefold("add", "dataset", "rooms_by_name", "--context", "rooms"),
