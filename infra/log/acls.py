@@ -45,7 +45,9 @@ def acls(
     switches: Rights = {settings.policies_topic: ("Read", "Write", "DescribeConfigs")} if policies else {}
     publish: Rights = {settings.public_topic: ("Read", "Write", "DescribeConfigs")}
     keys: Rights = {settings.keys_topic: ("Read", "Write", "DescribeConfigs")} if personal else {}
-    receive: Rights = dict.fromkeys(received, ("Read",))
+    receive: Rights = {
+        name: ("Read", *(("DescribeConfigs",) if name == settings.inbox_topic else ())) for name in received
+    }
     inbox: Rights = {name: ("Write", "DescribeConfigs") for name in received if name == settings.inbox_topic}
     handlers = f"{names.handlers(prefix)}."
 

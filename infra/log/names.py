@@ -26,11 +26,6 @@ def transactions(prefix: str) -> str:
     return f"{publisher(prefix)}-"
 
 
-def sources(prefix: str) -> str:
-    """What the names of the groups begin with that receive from sources; a source's policy follows."""
-    return f"{prefix}-source-"
-
-
 def readers(prefix: str) -> str:
     """The group of consumers that join none: librdkafka asks for its coordinator all the same."""
     return f"{prefix}-reader"

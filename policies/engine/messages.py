@@ -24,13 +24,11 @@ from infra.log.records import time_of
 from infra.observability.tracing import MAX_BYTES
 from infra.processes.time_limit import FAULTS, TooSlow, limited, watched
 from infra.settings import Settings
+from policies.engine.inbox import HOOK, ID
 from policies.engine.outbox import Cause, Wish, dead_message, id_of_message, of_message
 from policies.engine.policy import Policy
 from policies.engine.source import Received, Source
 from projections.engine.views.event_context import At
-
-HOOK, HOOK_ID = "samefold-hook", "webhook-id"
-"""Headers of the inbox: the source that a webhook is for, and the webhook's id."""
 
 
 class Result(StrEnum):
@@ -152,7 +150,7 @@ def _opened(source: Source, headers: Mapping[str, str], value: bytes) -> _Opened
             if event.data_base64 is not UNSET:
                 return _of_cloud_event(event, _decoded(source, base64.b64decode(event.data_base64, validate=True)))
             return _of_cloud_event(event, b"null" if event.data is UNSET else event.data)
-        body, ident = _decoded(source, value), headers.get(HOOK_ID) if HOOK in headers else None
+        body, ident = _decoded(source, value), headers.get(ID) if HOOK in headers else None
         if source.type_header is not None:
             return _Opened(headers.get(source.type_header), ident, body)
         if None in source.types:

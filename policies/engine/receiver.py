@@ -111,6 +111,8 @@ class Receiver:
     def _serve(self, connection: Connection) -> None:
         theirs, name = self.settings.of_source(self.source.name)
         partitions = require_contract(self.settings, connection).partitions
+        if self.settings.source(self.source.name).secrets:
+            topics.ensure_inbox(self.settings)
         self._admin = topics.Admin(theirs)
         self._topic = topics.describe(theirs, name, admin=self._admin)
         self._reception = Reception(self.settings, self.policy, self._topic.id, partitions)
