@@ -21,6 +21,9 @@ PAGES = {
 }
 
 
+SOURCES = (ROOT / "docs" / "sources.md").read_text()
+
+
 def test_the_page_on_access_shows_the_files_as_they_are() -> None:
     assert dict(files((ROOT / "docs" / "access.md").read_text())) == {
         "access.py": (ROOT / "access.py").read_text(),
@@ -32,8 +35,7 @@ def test_the_page_on_access_shows_the_files_as_they_are() -> None:
 @pytest.mark.integration
 @pytest.mark.xdist_group("services")
 def test_the_pages_files_pass_the_checks_of_a_service(hotel: Tree) -> None:
-    pages = *PAGES.values(), (ROOT / "docs" / "sources.md").read_text()
-    shown = [file for page in pages for file in files(page)]
+    shown = [file for page in (*PAGES.values(), SOURCES) for file in files(page)]
     assert len(shown) == len(dict(shown)) > 8, "no page changes a file of another"
     for path, text in shown:
         (hotel.folder / path).write_text(text)
@@ -53,6 +55,18 @@ def test_a_page_from_the_first_line_to_the_last(page: str, author: Author) -> No
         (author.service.folder / "commands.jsonl").write_text(leave)
         author.type("samefold send commands.jsonl --wait", "…accepted 1, rejected 0")
         author.type("samefold history rooms/14", "…GuestLeft…RoomCleaned…moves~…")
+
+
+@pytest.mark.prove(part="new-services")
+@pytest.mark.integration
+@pytest.mark.xdist_group("services")
+def test_the_page_on_sources_from_the_first_line_to_the_last(author: Author) -> None:  # noqa: F811
+    [webhook] = [block for language, block in blocks(SOURCES) if language == "sh"]
+    for language, block in blocks(SOURCES):
+        if "samefold history" in block:
+            sent = author.service.run("sh", "-ec", webhook.replace(":8000", f":{author.port}"))
+            assert " 202 " in sent.stdout, sent.stdout
+        author.walk(language, block)
 
 
 @pytest.mark.prove(part="new-services")
