@@ -24,10 +24,7 @@ _KEYS: Final = [
     ("select, insert", ("forgotten_subjects",)),
     ("select, insert, update (next_offset)", ("keys_position",)),
 ]
-_STATUS = (
-    *("activations", "build_positions", "command_types", "live", "parked", "positions", "source_positions"),
-    *("stopped_views", "topics"),
-)
+_STATUS = "activations", "build_positions", "command_types", "live", "parked", "positions", "stopped_views", "topics"
 RIGHTS: Final[Mapping[str, Iterable[tuple[str, tuple[str, ...]]]]] = {
     "agent": [
         ("select, insert, update, delete", (ROWS, STATES, OUTCOMES)),

@@ -39,7 +39,7 @@ from policies.engine.policy import BadPolicy, policy_of
 from policies.engine.source import Received, message
 from tests.engine.api.api import Api, Producer, problem, serving
 from tests.engine.api.tokens import Keys, key_file, locked
-from tests.engine.spine import set_up
+from tests.engine.spine import handler, openings, set_up
 from tools.cli import topics as cli
 from tools.testing.fixtures import world_of
 from tools.testing.waiting import DEADLINE_S, SLOWNESS, until
@@ -114,6 +114,9 @@ def with_hooks(world: Settings) -> Settings:
 def world(stack: Stack, migrated: str) -> Iterator[Settings]:
     with world_of(stack, migrated) as world:
         set_up(world)
+        # else the broker may not know the groups' coordinator yet when the API asks: librdkafka ends the process then (its issue 5040)
+        with handler(world):
+            until(lambda: len(openings(world)) == world.partitions, "the handlers' group is there")
         yield with_hooks(world)
 
 

@@ -81,6 +81,8 @@ outbox                policy                      policy               policy   
 relay_leases          policy                      policy               policy        policy
 posts                 policy                      policy               policy        policy
 lanes                 policy                      policy               policy        policy
+source_positions      policy                      policy               policy        -
+received_messages     policy                      policy               -             -
 personal_keys         policy api                  policy api           -             -
 forgotten_subjects    policy api                  policy api           -             -
 keys_position         policy api                  policy api           -             -

@@ -27,6 +27,7 @@ from tools.testing.waiting import DEADLINE_S, until
 
 CANARY = "c4n4ry-s3cret"
 SIGNING = "whsec_" + b64encode(f"{CANARY}-signs-webhooks".encode()).decode()
+SOURCE = {"shop": {"secrets": [SIGNING]}}
 ENDPOINT = {"billing": {"url": f"https://hooks.example.com/{CANARY}", "secret": SIGNING}}
 
 
@@ -44,7 +45,7 @@ def file_of(folder: Path, name: str, text: str) -> Path:
 
 def test_every_secret_may_come_from_a_file() -> None:
     secret = {name for name, field in Settings.model_fields.items() if "SecretStr" in repr(field.annotation)}
-    assert secret | {"webhooks"} == set(SECRETS), "an endpoint holds two"
+    assert secret | {"webhooks", "sources"} == set(SECRETS), "an endpoint holds two, and a source some"
     assert {f"{name}_file" for name in SECRETS} <= set(Settings.model_fields)
 
 
@@ -164,13 +165,14 @@ def test_each_process_gets_only_the_secrets_that_it_uses(tmp_path: Path, monkeyp
     url = file_of(tmp_path, "url", f"host=h password={CANARY}")
     monkeypatch.setenv("SAMEFOLD_DATABASE_URL_FILE", str(url))
     monkeypatch.setenv("SAMEFOLD_WEBHOOKS_FILE", str(file_of(tmp_path, "webhooks", json.dumps(ENDPOINT))))
+    monkeypatch.setenv("SAMEFOLD_SOURCES_FILE", str(file_of(tmp_path, "sources", json.dumps(SOURCE))))
     monkeypatch.setenv("SAMEFOLD_MASTER_KEY_FILE", str(tmp_path / "master"))
     modules = {
         "commands.handler": set(),
         "projections.engine.live.agent": set(),
         "policies.engine.publisher": set(),
-        "api": {"SAMEFOLD_MASTER_KEY_FILE"},
-        "policies.engine.process": {"SAMEFOLD_MASTER_KEY_FILE", "SAMEFOLD_WEBHOOKS_FILE"},
+        "api": {"SAMEFOLD_MASTER_KEY_FILE", "SAMEFOLD_SOURCES_FILE"},
+        "policies.engine.process": {"SAMEFOLD_MASTER_KEY_FILE", "SAMEFOLD_SOURCES_FILE", "SAMEFOLD_WEBHOOKS_FILE"},
     }
     programs = tmp_path / "programs"
     # a program in each one's place, which says what it was given
@@ -209,6 +211,7 @@ def test_no_command_shows_a_secret(
         "KAFKA_SASL_PASSWORD": CANARY,
         "DATABASE_URL": f"postgresql://u:{CANARY}@127.0.0.1:1/d",
         "WEBHOOKS": json.dumps(ENDPOINT),
+        "SOURCES": json.dumps(SOURCE),
         "DATA_DIR": str(tmp_path),
     }
     for name, value in values.items():

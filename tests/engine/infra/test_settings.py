@@ -53,7 +53,8 @@ def test_each_path_of_the_environment_may_begin_with_the_home_folder(
 ) -> None:
     (tmp_path / "secret").write_text("postgresql://of-a-file")
     monkeypatch.setenv("HOME", str(tmp_path))
-    paths = [name for name in PATHS if name not in ("kafka_sasl_password_file", "webhooks_file", "jwt_keys")]
+    others = "kafka_sasl_password_file", "webhooks_file", "sources_file", "jwt_keys"
+    paths = [name for name in PATHS if name not in others]
     for name in paths:
         monkeypatch.setenv(f"SAMEFOLD_{name.upper()}", "~/secret")
     settings = Settings()
