@@ -114,7 +114,7 @@ def with_hooks(world: Settings) -> Settings:
 def world(stack: Stack, migrated: str) -> Iterator[Settings]:
     with world_of(stack, migrated) as world:
         set_up(world)
-        # else the broker may not know the groups' coordinator yet when the API asks: librdkafka ends the process then (its issue 5040)
+        # else the API may ask before a group's coordinator is known: librdkafka ends the process then (its issue 5040)
         with handler(world):
             until(lambda: len(openings(world)) == world.partitions, "the handlers' group is there")
         yield with_hooks(world)
