@@ -63,7 +63,9 @@ HTTP_REQUESTS = _seconds(
     "http_request", "From a request's arrival to the beginning of its answer.", "method", "route", "status"
 )
 HTTP_IN_PROGRESS = _gauge("http_requests_in_progress", "Requests under way.")
-API_APPENDS = _counter("api_appends", "Commands and webhooks' messages handed to Kafka, by whether they got there.", "appended")
+API_APPENDS = _counter(
+    "api_appends", "Commands and webhooks' messages handed to Kafka, by whether they got there.", "appended"
+)
 API_APPEND_SECONDS = _seconds("api_append", "From handing a command to the producer to its acknowledgement.")
 API_OUTCOME_SECONDS = _seconds("api_outcome", "From handing a command to the producer to its outcome.")
 API_WAITING = _gauge("api_waiting", "Requests that wait for an outcome.")

@@ -26,7 +26,7 @@ from infra.log.records import Headers, encode
 from infra.log.source import read_held
 from infra.observability.tracing import traceparent
 from infra.settings import Settings, Source
-from policies.engine import Received, Send, message, policy
+from policies.engine import Received, Send, message, policy, receiver, relay
 from policies.engine.activations import Messages, begin_of, remove, reposition, switch
 from policies.engine.operate import Which, retry, wishes
 from policies.engine.policy import Policy, policy_of
@@ -148,6 +148,7 @@ def test_a_message_is_received_once_in_effect(billing: Billing) -> None:
     assert len({one.command_id for one in commits(world)}) == len(commits(world)) == 31
 
 
+@pytest.mark.slow
 def test_a_message_that_can_not_be_received_is_a_dead_letter_with_its_place(
     billing: Billing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +199,7 @@ def test_a_message_that_can_not_be_received_is_a_dead_letter_with_its_place(
     assert len(dead(world)) == 6
 
 
+@pytest.mark.slow
 def test_a_source_begins_where_its_setting_says(world: Settings) -> None:
     set_up(world)
     billing = Billing(world)
@@ -213,6 +215,7 @@ def test_a_source_begins_where_its_setting_says(world: Settings) -> None:
         assert begin_of(settings, found) == Messages(later.id, dict(enumerate(offsets)))
 
 
+@pytest.mark.slow
 def test_a_begin_is_decided_once(world: Settings) -> None:
     set_up(world)
     billing = Billing(world, begin="end")
@@ -228,6 +231,7 @@ def test_a_begin_is_decided_once(world: Settings) -> None:
         until(lambda: balance(world, "a") == 10, "what came later is received")
 
 
+@pytest.mark.slow
 def test_a_repeated_message_leads_to_nothing_where_its_id_counts(billing: Billing) -> None:
     world = billing.settings
     with running(billing, source(DEDUP="id")), handler(world), agent(world):
@@ -242,6 +246,7 @@ def test_a_repeated_message_leads_to_nothing_where_its_id_counts(billing: Billin
     assert len(commits(world)) == 11
 
 
+@pytest.mark.slow
 def test_what_follows_goes_to_the_stream_that_the_command_went_to(billing: Billing) -> None:
     world = billing.settings
 
@@ -258,6 +263,7 @@ def test_what_follows_goes_to_the_stream_that_the_command_went_to(billing: Billi
         until(lambda: open_wishes(world) == 0, "no wish is left")
 
 
+@pytest.mark.slow
 def test_a_source_that_fails_at_a_message_stops_there_alone(billing: Billing) -> None:
     world = billing.settings
 
@@ -282,6 +288,7 @@ def test_a_source_that_fails_at_a_message_stops_there_alone(billing: Billing) ->
         assert "secret-value" not in dead(world)[0]
 
 
+@pytest.mark.slow
 def test_each_message_belongs_to_the_version_in_force_at_its_place(billing: Billing) -> None:
     world = billing.settings
 
@@ -308,6 +315,7 @@ def test_each_message_belongs_to_the_version_in_force_at_its_place(billing: Bill
             until(lambda: balance(world, "a") == 5_031, "it goes on where it was")
 
 
+@pytest.mark.slow
 def test_more_partitions_are_taken_up(billing: Billing) -> None:
     world = billing.settings
     with running(billing, source()), handler(world), agent(world):
@@ -322,6 +330,7 @@ def test_more_partitions_are_taken_up(billing: Billing) -> None:
         until(lambda: balance(world, "a") == 11, "the first message of a new partition is received")
 
 
+@pytest.mark.slow
 def test_a_topic_that_was_trimmed_or_made_anew_is_named_and_nothing_is_passed_over(
     billing: Billing, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -354,6 +363,7 @@ def test_a_topic_that_was_trimmed_or_made_anew_is_named_and_nothing_is_passed_ov
             until(lambda: balance(world, "a") == 1_111, "it receives the new topic")
 
 
+@pytest.mark.slow
 def test_another_kafka_that_is_away_holds_up_no_policy(world: Settings) -> None:
     set_up(world)
     settings = world.model_copy(update={"sources": {"billing": Source(topic="t", bootstrap="127.0.0.1:1")}})
@@ -373,6 +383,7 @@ def mirror(message: Deposited, at: Received) -> Iterable[Send]:
     yield Send(f"accounts/{message.account}", Deposit(cents=message.cents, on=DAY))
 
 
+@pytest.mark.slow
 def test_what_one_service_publishes_another_receives_in_the_same_conversation(
     world: Settings, stack: Stack, migrated: str, tmp_path: Path
 ) -> None:
@@ -416,3 +427,36 @@ def traces_of(world: Settings) -> list[str]:
         found += [trace for one in headers.values() if (trace := traceparent(one))]
         headers.clear()
     return found
+
+
+@pytest.mark.slow
+def test_a_backlog_fills_neither_the_outbox_nor_the_topic_of_commands(
+    billing: Billing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver, "MOST_UNSENT", 60)
+    monkeypatch.setattr(relay, "MOST_UNDECIDED", 30)
+    monkeypatch.setattr(relay, "MOST", 10)
+    billing.settings = world = billing.settings.model_copy(update={"batch": 20})
+    event = {"specversion": "1.0", "id": "1", "source": "/x", "type": "paid.v1", "data": {"account": "a", "cents": 1}}
+    for number in range(600):
+        headers = [("content-type", "application/cloudevents+json")]
+        billing.producer.produce(billing.topic, json.dumps(event).encode(), partition=number % 3, headers=headers)
+    billing.producer.flush(60)
+    most_unsent = most_undecided = 0
+
+    def is_done() -> bool:
+        nonlocal most_unsent, most_undecided
+        most_unsent = max(most_unsent, scalar(world, "select count(*) from outbox where sent_at is null"))
+        decided = scalar(world, "select coalesce(sum(command_offset + 1), 0) from positions where agent = 'core'")
+        ends = topics.describe(world, world.commands_topic).end.values()
+        most_undecided = max(most_undecided, sum(ends) - decided)
+        return balance(world, "a") == 600
+
+    with running(billing, source()), agent(world):
+        send(world, open_account("a"))
+        until(lambda: is_done() or most_unsent >= 60, "the outbox is full")
+        with handler(world):
+            until(is_done, "all is received in the end")
+    # a command is unsent until it is marked, a second after its acknowledgement
+    assert most_unsent <= 60 + 20 + 30 + 2 * 10
+    assert most_undecided <= 1 + 30 + 2 * 10
