@@ -99,14 +99,19 @@ class Receiver:
 
     def run(self) -> None:
         """Raises NotConfigured, SourceRecreated, ContractBroken, and the errors of Kafka and the database that do not pass."""
+        stopped = metrics.SOURCE_STOPPED.labels(self.policy.name, "all")
         while not self._stopping.is_set():
             try:
                 who = f"samefold source {self.policy.name} {self.name}"
                 with session(self.settings, who, short_transactions=True, by_key=True) as connection:
                     self._serve(connection)
             except (KafkaUnavailable, DatabaseUnavailable) as error:
+                stopped.set(1)
                 self._status.wrong("stores", error.message, "away")
                 self._stopping.wait(PAUSE_S)
+            except SamefoldError:
+                stopped.set(1)
+                raise
 
     def _serve(self, connection: Connection) -> None:
         theirs, name = self.settings.of_source(self.source.name)
@@ -205,6 +210,7 @@ class Receiver:
                     self._look(connection, known, number)
         for number, place in self._places.items():
             metrics.SOURCE_LAG.labels(self.policy.name, str(number)).set(max(found.end[number] - place.offset, 0))
+        metrics.SOURCE_STOPPED.labels(self.policy.name, "all").set(0)
         self._status.well("stores", "Kafka and the database are available again")
 
     def _look(self, connection: Connection, known: Sequence[Activation], number: int) -> None:

@@ -140,6 +140,7 @@ FAULTS = {
     "SamefoldPublisherStopped": ('samefold_publisher_stopped{partition="2"}', gauge(0, 1)),
     "SamefoldPublisherLag": ('samefold_publisher_lag_events{partition="2"}', gauge(999, 1001)),
     "SamefoldPublicTopicHeld": ('samefold_publisher_stable_still_seconds{partition="2"}', gauge(29, 31)),
+    "SamefoldSourceStopped": ('samefold_source_stopped{policy="a",partition="2"}', gauge(0, 1)),
     "SamefoldArchiveOverdue": ('samefold_archive_overdue_records{partition="2"}', gauge(0, 1)),
     "SamefoldTopicUnfit": ('samefold_topic_unfit{topic="events"}', gauge(0, 1)),
     "SamefoldCertificateExpires": (
