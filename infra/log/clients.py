@@ -268,24 +268,32 @@ def group_consumer(
     )
 
 
-def range_consumer(settings: Settings, *, tells_ends: bool = True) -> Consumer:
+def range_consumer(settings: Settings, *, tells_ends: bool = True, group: str | None = None) -> Consumer:
     """A consumer for `assign`, without a group. `tells_ends`: it returns an event at each partition's end.
+
+    `group` is one that it may ask for: librdkafka does, all the same.
 
     A consumer that pauses must not have these events: librdkafka before 2.13.2 takes one for a record (its issue 4844), and skips
     a record when it is resumed.
     """
     # a pending fetch of the partition before would delay the next one
     only = {
-        "group.id": names.readers(settings.group_prefix),
+        "group.id": group or names.readers(settings.group_prefix),
         "enable.partition.eof": tells_ends,
         "fetch.wait.max.ms": 5,
     }
     return _consumer(settings, only)
 
 
-def agent_consumer(settings: Settings, *, gather_ms: int = 0, group: str | None = None) -> Consumer:
-    """A consumer for `assign`, which fetches new records for as long as the agent runs, after they gathered for `gather_ms`."""
+def agent_consumer(
+    settings: Settings, *, gather_ms: int = 0, group: str | None = None, tells_ends: bool = False
+) -> Consumer:
+    """A consumer for `assign`, which fetches new records for as long as the agent runs, after they gathered for `gather_ms`.
+
+    `group` and `tells_ends` are as in `range_consumer`.
+    """
     only = {
+        "enable.partition.eof": tells_ends,
         "group.id": group or names.readers(settings.group_prefix),
         # partitions share one queue: records of one that is far behind delay the others
         "queued.max.messages.kbytes": 8_192,

@@ -194,8 +194,6 @@ class Handled(NamedTuple):
     """What became of a message: its wishes with their cause, and its own id if that counts."""
 
     result: Result
-    dead_id: str = ""
-    """Of its dead letter, if it is one."""
     wishes: Sequence[tuple[Wish, Cause]] = ()
     id: bytes | None = None
 
@@ -237,10 +235,10 @@ class Reception:
                 ident = hashlib.blake2b(message.at.id.encode(), digest_size=20).digest()
             known = message.at.id if message.at.id and not bad_relation(UNSET, message.at.id) else where
             cause = Cause(known, message.correlation_id or known, message.depth, message.trace)
-            return Handled(Result.RECEIVED, "", [(one, cause) for one in self._wishes(message, place, at)], ident)
+            return Handled(Result.RECEIVED, [(one, cause) for one in self._wishes(message, place, at)], ident)
         except BadMessage as why:
-            dead = dead_message(here, at, str(why))
-            return Handled(Result.DEAD, dead.id, [(dead, cause)], ident)
+            # its own id does not count: a repeat may be received, or this one again
+            return Handled(Result.DEAD, [(dead_message(here, at, str(why)), cause)])
 
     @watched(lambda local: f"receiving message {local['at'].offset} of {local['at'].stream}")
     def _wishes(self, message: Message, place: Sequence[str | int], at: At) -> list[Wish]:

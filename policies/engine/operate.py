@@ -328,16 +328,8 @@ def _receive_again(settings: Settings, connection: Connection, ids: Sequence[str
     received = 0
     for ident, policy, stream, offset in connection.execute(_MESSAGES, (ids,)).fetchall():
         code = declared.discover().get(policy)
-        if code is None or code.source is None:
-            continue
-        dead_id, statements = received_again(settings, connection, code, ident, stream, offset)
-        if statements is None:
-            continue
-        with connection.transaction():
-            if connection.execute("delete from outbox where id = %s and kind = 'message'", (ident,)).rowcount:
-                for query, parameters, _ in statements:
-                    connection.execute(query, parameters)
-                received += dead_id != ident
+        if code is not None and code.source is not None:
+            received += received_again(settings, connection, code, ident, stream, offset)
     return received
 
 

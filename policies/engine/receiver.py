@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -35,7 +35,6 @@ from policies.engine.activations import REMOVED, Activation, ends_at, in_topic, 
 from policies.engine.messages import Handled, MessageFailed, Raw, Reception, Result
 from policies.engine.outbox import writes_of_messages
 from policies.engine.policy import Policy
-from projections.engine.store.rows import Statement
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +92,8 @@ class Receiver:
         """By partition of this process that is not, when to look where it goes on."""
         self._is_assigned = False
         """Whether `_reader` fetches from `_places`."""
+        self._failed: list[KafkaError] = []
+        """For which the member of the group has ended."""
 
     def stop(self) -> None:
         self._stopping.set()
@@ -122,15 +123,15 @@ class Receiver:
         self._topic = topics.describe(theirs, name, admin=self._admin)
         self._reception = Reception(self.settings, self.policy, self._topic.id, partitions)
         activations.start_new(self.settings, connection, self.policy)
-        self._places, self._waiting = {}, {}
-        self._reader = clients.agent_consumer(theirs, group=self._group)
+        self._places, self._waiting, self._failed = {}, {}, []
+        self._reader = clients.agent_consumer(theirs, group=self._group, tells_ends=True)
         member = clients.group_consumer(
             theirs,
             self._group,
             instance=self.name,
             connection=clients.Connection(f"source {self.policy.name}"),
             on_commit=lambda _error, _offsets: None,
-            on_finished=self._on_error,
+            on_finished=self._failed.append,
         )
         try:
             member.subscribe([name], on_assign=self._on_assign, on_revoke=self._on_revoke)
@@ -143,7 +144,7 @@ class Receiver:
                 if not self._places or self._is_full(connection):
                     self._stopping.wait(POLL_S)
                 else:
-                    self._receive(connection, self._taken())
+                    self._receive(connection, *self._taken())
         finally:
             self._gone([*self._places, *self._waiting])
             self._reader.close()
@@ -152,17 +153,15 @@ class Receiver:
     # ── the group ──
 
     def _poll(self, member: Consumer) -> None:
-        """Let the group assign partitions. They are paused: `_reader` reads them."""
+        """Let the group assign partitions. They are paused: `_reader` reads them. Raises KafkaRefused, SourceFenced."""
         try:
             message = member.poll(0)
             error = message.error() if message is not None else None
         except KafkaException as raised:
             error = raised.args[0]
-        if error is not None:
-            self._on_error(error)
-
-    def _on_error(self, error: KafkaError) -> None:
-        """Raises KafkaRefused, SourceFenced."""
+        error = self._failed[0] if self._failed else error
+        if error is None:
+            return
         if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
             raise clients.denied(self.settings, error, f"Read of group '{self._group}'")
         if clients.is_finished(error):
@@ -283,8 +282,8 @@ class Receiver:
 
     # ── messages ──
 
-    def _taken(self) -> list[Raw]:
-        """The next messages, of all partitions. Waits up to POLL_S."""
+    def _taken(self) -> tuple[list[Raw], dict[int, int]]:
+        """The next messages, and the ends of partitions, beyond what transactions left there. Waits up to POLL_S."""
         name = self._topic.name
         if not self._is_assigned:
             clients.learn_leaders(self._reader, name)
@@ -295,24 +294,31 @@ class Receiver:
         found = self._reader.consume(1, POLL_S)
         if found:
             found += self._reader.consume(self.settings.batch, 0)
-        raws = []
+        raws, ends = [], {}
         for one in found:
+            number, offset = one.partition() or 0, one.offset() or 0
             if (error := one.error()) is None:
                 raws.append(_raw(one))
+            elif error.code() == KafkaError._PARTITION_EOF:
+                ends[number] = offset
             elif is_not_held(error):
-                self._waiting[one.partition()] = 0.0
-                self._places.pop(one.partition(), None)
+                self._waiting[number] = time.monotonic() + POLL_S
+                self._places.pop(number, None)
                 self._is_assigned = False
             elif clients.is_denied(error):
                 raise clients.denied(self.settings, error, f"Read of topic '{name}'")
             else:
                 self._is_assigned = False
                 self._status.wrong("stores", error.str(), error.name())
-        return raws
+                self._stopping.wait(POLL_S)
+        return raws, ends
 
-    def _receive(self, connection: Connection, raws: Sequence[Raw]) -> None:
+    def _receive(self, connection: Connection, raws: Sequence[Raw], ends: Mapping[int, int]) -> None:
         """Write what the messages lead to, and move the positions, in one transaction."""
         handled, after, failed = in_main_thread(partial(self._handle, raws))
+        for number in ends.keys() & self._places.keys() - failed.keys():
+            end, stop = ends[number], self._places[number].stop
+            after[number] = max(after.get(number, 0), end if stop is None else min(end, stop))
         moved = {number: at for number, at in after.items() if at > self._places[number].offset}
         if moved:
             try:
@@ -356,19 +362,14 @@ class Receiver:
 
     def _write(self, connection: Connection, moved: Mapping[int, int], handled: Sequence[Handled]) -> Counter[Result]:
         """Raises _Fenced."""
-        answers = []
         with connection.transaction():
             places = [(number, self._places[number], at) for number, at in sorted(moved.items())]
             columns = zip(*((number, was.offset, was.activation, at) for number, was, at in places), strict=True)
             done = connection.execute(_MOVE, [*map(list, columns), self.policy.name, self._topic.id])
             if done.rowcount != len(moved):
                 raise _Fenced
-            fresh = self._fresh(connection, handled)
-            if wishes := [wish for one in fresh for wish in one.wishes]:
-                for query, parameters, answer in writes_of_messages(self.policy.name, wishes):
-                    cursor = connection.execute(query, parameters)
-                    if answer is not None:
-                        answers.append(partial(answer, cursor.fetchall()))
+            fresh = _fresh(connection, self.policy.name, handled)
+            answers = _write(connection, self.policy.name, fresh)
             reach("messages written")
         for tell in answers:
             tell()
@@ -376,34 +377,55 @@ class Receiver:
         counts[Result.REPEATED] += len(handled) - len(fresh)
         return counts
 
-    def _fresh(self, connection: Connection, handled: Sequence[Handled]) -> list[Handled]:
-        """Those whose own id, if it counts, was never received."""
-        ids = sorted({one.id for one in handled if one.id is not None})
-        new = {ident for (ident,) in connection.execute(_NEW, (self.policy.name, ids))} if ids else set()
-        fresh = []
-        for one in handled:
-            if one.id is None or one.id in new:
-                fresh.append(one)
-                new.discard(one.id)
-        return fresh
-
 
 def received_again(
     settings: Settings, connection: Connection, policy: Policy, ident: str, stream: str, offset: int
-) -> tuple[str, list[Statement] | None]:
-    """Receive a message whose dead letter is `ident` by today's code: the id of its next dead letter, if it is one again, and what
-    to write. None where its topic does not hold it any more, or was made anew. Raises MessageFailed, and the errors of Kafka.
+) -> bool:
+    """Receive a message whose dead letter is `ident` by today's code. Returns whether it could be.
+
+    It can't where its topic was made anew or does not hold it any more. Raises MessageFailed, and the errors of Kafka.
     """
     assert policy.source, "it is a source"
     theirs, name = settings.of_source(policy.source.name)
     topic, number = topics.describe(theirs, name), int(stream.rpartition("/")[2])
     reception = Reception(settings, policy, topic.id, require_contract(settings, connection).partitions)
     if ident != reception.dead_id(number, offset) or not topic.first[number] <= offset < topic.end[number]:
-        return "", None
+        return False
+    reader = clients.range_consumer(theirs, group=names.sources(settings.group_prefix) + policy.name)
     headers: dict[int, Headers] = {}
-    [(found, _), *_] = read_held(theirs, name, number, offset, offset + 1, headers=headers)
+    try:
+        [(found, _), *_] = read_held(theirs, name, number, offset, offset + 1, consumer=reader, headers=headers)
+    finally:
+        reader.close()
     handled = reception.handled(Raw(name, *found[0], _text(headers.get(offset, ()))))
-    return handled.dead_id, writes_of_messages(policy.name, handled.wishes) if handled.wishes else []
+    with connection.transaction():
+        if not connection.execute("delete from outbox where id = %s and kind = 'message'", (ident,)).rowcount:
+            return False
+        _write(connection, policy.name, _fresh(connection, policy.name, [handled]))
+    return handled.result is not Result.DEAD
+
+
+def _write(connection: Connection, policy: str, handled: Sequence[Handled]) -> list[Callable[[], None]]:
+    """Write what messages lead to. Returns what is to be called after the transaction."""
+    answers: list[Callable[[], None]] = []
+    if wishes := [wish for one in handled for wish in one.wishes]:
+        for query, parameters, answer in writes_of_messages(policy, wishes):
+            cursor = connection.execute(query, parameters)
+            if answer is not None:
+                answers.append(partial(answer, cursor.fetchall()))
+    return answers
+
+
+def _fresh(connection: Connection, policy: str, handled: Sequence[Handled]) -> list[Handled]:
+    """Those whose own id, if it counts, was never received."""
+    ids = sorted({one.id for one in handled if one.id is not None})
+    new = {ident for (ident,) in connection.execute(_NEW, (policy, ids))} if ids else set()
+    fresh = []
+    for one in handled:
+        if one.id is None or one.id in new:
+            fresh.append(one)
+            new.discard(one.id)
+    return fresh
 
 
 def _raw(message: KafkaMessage) -> Raw:
