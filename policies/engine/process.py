@@ -69,7 +69,7 @@ class Policies:
             for one in self.policies
         ] + [
             self.parts.task(
-                f"source {one.name}", self._host(f"source {one.name}", partial(self._hear, one)), may_return=True
+                f"source {one.name}", self._host(f"source {one.name}", partial(self._receive, one)), may_return=True
             )
             for one in self.policies
             if one.source
@@ -104,26 +104,27 @@ class Policies:
         """Those of sources, or of the other policies."""
         return {one for one in self.partitions() if (one[0] in sources) is of}
 
-    async def _react(self, policy: Policy) -> None:
-        """Run the policy's agent."""
+    def _react(self, policy: Policy) -> Coroutine[None, None, None]:
+        """The policy's agent, as it runs."""
         agent = self._agents[policy.name] = policy_agent(self.settings, policy, self.name)
-        await agent.run()
+        return agent.run()
 
-    async def _hear(self, policy: Policy) -> None:
-        """Run the source's receiver."""
+    def _receive(self, policy: Policy) -> Coroutine[None, None, None]:
+        """The source's receiver, as it runs."""
         receiver = self._receivers[policy.name] = Receiver(self.settings, policy, self.name)
-        await asyncio.to_thread(receiver.run)
+        return asyncio.to_thread(receiver.run)
 
-    async def _host(self, who: str, run: Callable[[], Coroutine[None, None, None]]) -> None:
-        """Run it, and start it again after an error."""
+    async def _host(self, who: str, start: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Run what this starts, and start it again after an error."""
         failures = starts = 0
         while not self._ended.is_set():
             starts += 1
             if starts % COLLECTED == 0:
                 gc.collect()  # its predecessors are in cycles, with Kafka clients, their threads and sockets
             began = asyncio.get_running_loop().time()
+            running = start()
             try:
-                await run()
+                await running
             except SamefoldError as error:
                 log.error("%s: %s: %s %s", who, error.code, error.message, error.hint)
             except Exception:
