@@ -62,7 +62,10 @@ def router_of(hooks: Iterable[Hook]) -> APIRouter:
             status_code=202,
             response_model=dict[str, Any],
             responses=openapi.responses({}, *_PROBLEMS),
-            openapi_extra={"requestBody": {"content": {JSON: {"schema": {}}}}, "parameters": _HEADERS},
+            openapi_extra={
+                "requestBody": {"content": {JSON: {"schema": {}}}},
+                "parameters": [] if hook.verify else _STANDARD,
+            },
         )
     return router
 
@@ -124,9 +127,9 @@ def _kept(hook: Hook, request: Request, ident: str) -> Headers:
     return [*(events | own | {ID: ident.encode(), HOOK: hook.name.encode()}).items()]
 
 
-_HEADERS = [
-    openapi.in_header(ID, "The message's id, the same when it is sent again", "msg_2KWPBgLlAfxdpx2AI54pPJ85f4W"),
-    openapi.in_header(TIMESTAMP, "When it is sent, in seconds since 1970", "1767225600", pattern="^[0-9]{1,12}$"),
-    openapi.in_header(SIGNATURE, "With spaces between, `v1,` and base64 each", f"v1,{'K5oZfzN95Z9UVu1EsfQm' * 2}pPI4="),
+_SHOWN = {ID: "msg_2KWPBgLlAfxdpx2AI54pPJ85f4W", TIMESTAMP: "1767225600", SIGNATURE: f"v1,{'K5oZfzN95Z9' * 4}"}
+_STANDARD = [
+    openapi.in_header(name, "As Standard Webhooks says.", example, pattern=pattern) | {"required": True}
+    for (name, example), pattern in zip(_SHOWN.items(), ("^[!-~]{1,255}$", "^[0-9]{1,12}$", "^[!-~]+$"), strict=True)
 ]
 _PROBLEMS = (BAD_HEADER, WRONG_SIGNATURE, TOO_LARGE, COMPRESSED, TOO_MANY_WAIT, DEFECT, NOT_RECEIVED, *UNAVAILABLE)

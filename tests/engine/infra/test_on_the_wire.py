@@ -35,13 +35,15 @@ from infra.settings import Settings
 from infra.tls import expiries, unprotected
 from policies.engine.policy import agent_of
 from projections.engine.views.core_views import all_views
-from tests.engine.api.api import agent
+from tests.engine.api.api import agent, serving
 from tests.engine.api.front import free_port, is_ready
+from tests.engine.api.test_hooks import MODULES as MODULES_WITH_HOOKS
+from tests.engine.api.test_hooks import post, received, signed, with_hooks, with_sources
 from tests.engine.infra.role_worlds import RoleWorld
-from tests.engine.infra.secure import PASSWORD, Authority, House, Secure
+from tests.engine.infra.secure import PASSWORD, Authority, House, Secure, bindings
 from tests.engine.policies.test_webhooks import Receiver, put, receiver, with_endpoints  # noqa: F401  # a fixture
 from tests.engine.spawned import spawned
-from tests.engine.spine import commits, deposit, ended_with, handler, open_account, send, set_up
+from tests.engine.spine import commits, deposit, ended_with, handler, open_account, openings, send, set_up
 from tools.dev.kafka import HOST
 from tools.testing.fixtures import ROOT, Samefold
 from tools.testing.waiting import DEADLINE_S, until
@@ -347,6 +349,25 @@ def test_keys_of_personal_values_need_the_rights_that_are_printed_with_them(hous
             assert keys.key_for(db, f"by-{who}")
     with pytest.raises(KafkaRefused, match="keys"):
         topics.describe(house.of("handler"), house.plain.keys_topic)
+
+
+@pytest.mark.slow
+def test_webhooks_need_the_rights_that_are_printed_with_them(house: House) -> None:
+    """The API writes the inbox, and policies read it."""
+    inbox = house.plain.inbox_topic
+    rights = acls(house.plain, {"core"}, {"any"}, [inbox], public=False, personal=False)
+    house.settle(
+        binding for one in rights if one.name == inbox for binding in bindings(one.command(house.plain, house.name))
+    )
+    set_up(house.plain)
+    with handler(house.of("handler")):
+        until(lambda: len(openings(house.plain)) == house.plain.partitions, "the handlers' group is there")
+        topics.ensure_inbox(house.of("admin"))
+        with with_sources(*MODULES_WITH_HOOKS), serving(with_hooks(house.of("api"))) as api:
+            until(lambda: post(api, signed("m1")).status_code == 202, "the API takes a message")
+    assert received(house.of("policies")).keys() == {"m1"}
+    with pytest.raises(KafkaRefused, match=inbox):
+        topics.describe(house.of("handler"), inbox)
 
 
 def master_key(folder: Path) -> Path:
