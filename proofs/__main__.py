@@ -31,7 +31,11 @@ TESTS = ("pytest", "-q", "-n", "2", "--dist", "loadgroup", "-m")
 
 PROGRAMS = {
     "chaos": {"proofs.chaos": r"\d+ faults took effect"},
-    "models": {"proofs.model": r"[\d,]+ walks", "proofs.model_read": r"[\d,]+ schedules"},
+    "models": {
+        "proofs.model": r"[\d,]+ walks",
+        "proofs.model_read": r"[\d,]+ schedules",
+        "proofs.model_source": r"[\d,]+ walks",
+    },
     "histories": {"proofs.one_fold": r"\d+ of \d+ histories"},
     "mutants": {"proofs.mutations": r"\d+ of \d+ mutants"},
     "demos": {},

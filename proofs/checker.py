@@ -1,7 +1,7 @@
-"""What the two model checkers have in common: mutants and their traces, how a schedule is made smaller, one command line.
+"""What the model checkers have in common: mutants and their traces, how a schedule is made smaller, one command line.
 
-    python -m proofs.model|proofs.model_read --minutes 10 --seed 1     large worlds and random schedules
-    python -m proofs.model|proofs.model_read --traces                  search for the trace of each mutant again
+    python -m proofs.model|proofs.model_read|proofs.model_source --minutes 10 --seed 1     large worlds and random schedules
+    python -m proofs.model|proofs.model_read|proofs.model_source --traces                  search for the trace of each mutant again
 
 The last line of a long run says that every promise was kept, or a line begins with FOUND, and the exit code is 1. A choice is a few
 words; `name*9` is nine in a row. A mutant's block in a `mutants.txt` (`proofs/patches.py`) says in which `world` it is tried, which
