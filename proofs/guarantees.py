@@ -1,7 +1,7 @@
 """The list of guarantees: each with its tests, the ring that runs them and the mutants that prove them.
 
 `python -m proofs.guarantees` writes it into docs/guarantees.md: a row for each of the tables in docs/failures.md, security.md
-and reliability.md. A mutant proves a row if its test is one of the row's; the tables of the two models name their own.
+and reliability.md. A mutant proves a row if its test is one of the row's; the tables of the models name their own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ from tools.testing.rings import RINGS
 PAGE = ROOT / "docs" / "guarantees.md"
 FOLDERS = ("tests", "proofs", "demo", "benchmarks", "tools")
 NAMED = re.compile(r"`(?:[\w/]+/)?(test_\w+\.py)(?:::(test_\w+)| -k (\w+))?`")
-MODELS = ("The write side under a model checker", "The read side under a model checker")
+MODELS = (
+    "The write side under a model checker",
+    "The read side under a model checker",
+    "A source under a model checker",
+)
 """Sections whose tables have no column of tests: one test has a trace for each guarantee that was switched off."""
 MODEL_TEST = "test_without_a_guarantee_choices_that_the_real_code_passes_break_its_promise"
 HEAD = """# Guarantees, their tests and the mutants that prove the tests
