@@ -20,7 +20,7 @@ SMALL = {
     "two receivers": world_of("m n", "11", "kill"),
     "a repeated id": world_of("m n m", "11", "kill", by_id=True),
     "a repeated id, an aborted transaction and a restore": world_of(
-        "m x marker m", "1", "kill copy restore", by_id=True
+        "m m x marker", "1", "kill copy restore", by_id=True
     ),
     "a switch": world_of("m n", "112", "kill switch"),
     "a switch and a restore": world_of("m x marker m", "12", "copy restore switch", by_id=True),

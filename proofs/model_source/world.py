@@ -269,7 +269,9 @@ class World:
         assert place is not None, "it has looked"
         some = [*committed(self.topic, place.offset, is_open=self.is_open)][: int(most)]
         raws = [_raw(offset, what) for offset, what in some]
-        return self._doing(int(number), lambda one, session: one._receive(session, raws, {}), ends_at=bool(killed))
+        end = self.topic.index(OPEN) if self.is_open and OPEN in self.topic else len(self.topic)
+        ends = {0: end} if len(some) < int(most) else {}
+        return self._doing(int(number), lambda one, session: one._receive(session, raws, ends), ends_at=bool(killed))
 
     def _doing(self, number: int, step: Callable[[Receiver, Any], object], ends_at: int = 0) -> World:
         version, place = self.processes[number]
