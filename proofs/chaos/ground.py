@@ -71,6 +71,7 @@ class Ground:
             commands_topic=f"commands-{number}",
             events_topic=f"events-{number}",
             policies_topic=f"policies-{number}",
+            public_topic=f"public-{number}",
             group_prefix=f"chaos-{number}",
             database_url=self.stack.postgres.url(database),
             **SHORT,

@@ -74,10 +74,12 @@ class PolicyJudge:
     def snapshot(self, connection: Connection) -> Snapshot:
         """In the caller's transaction."""
         places = {policy: places_in(connection, f"policy_{policy}") for policy in POLICIES}
-        rows = [Row._make(row) for row in connection.execute(f"select {COLUMNS} from outbox".encode())]
+        outbox = f"select {COLUMNS} from outbox where policy = any(%s)".encode()
+        rows = [Row._make(row) for row in connection.execute(outbox, [list(POLICIES)])]
         activations = connection.execute(
             "select policy, number, version, positions, log_offset, (extract(epoch from at) * 1000)::bigint "
-            "from activations where log_offset is not null"
+            "from activations where log_offset is not null and policy = any(%s)",
+            [list(POLICIES)],
         )
         return Snapshot(places, rows, [Activation._make(row) for row in activations])
 
@@ -150,6 +152,8 @@ class PolicyJudge:
         if value is None or not value.startswith(ENVELOPE):
             return
         record: dict[str, Any] = msgspec.json.decode(value)
+        if record["policy"] not in POLICIES:
+            return
         key = (record["policy"], record["number"])
         self._topic.setdefault(key, Activation(*key, record["version"], record["positions"], offset, time_ms))
 
