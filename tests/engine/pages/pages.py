@@ -141,8 +141,8 @@ def blocks(page: str) -> list[tuple[str, str]]:
 
 
 def typed(block: str) -> Iterator[tuple[str, str]]:
-    """Each line that is typed, after `$` or `old$`, and what it must print."""
-    for part in re.split(r"^(?=(?:old)?\$ )", block, flags=re.MULTILINE)[1:]:
+    """Each line that is typed, after `$` or a place's own prompt such as `old$`, and what it must print."""
+    for part in re.split(r"^(?=\w*\$ )", block, flags=re.MULTILINE)[1:]:
         line, _, expected = part.partition("\n")
         yield line, expected.strip()
 
