@@ -137,9 +137,8 @@ def _text(found: dict[str, PolicyNow]) -> terminal.Output:
             behind = f"{lag.records:,} records, {lag.seconds:,.1f} s behind" if lag.records else "up to date"
             yield f"policy {one.name}: {behind}"
         if one.source:
-            behind = (
-                one.source.problem or f"{one.source.behind:,} messages behind" if one.source.behind else "all received"
-            )
+            behind = f"{one.source.behind:,} messages behind" if one.source.behind else "all received"
+            behind = one.source.problem or behind
             yield f"source {one.name}: {one.source.name}, topic '{one.source.topic}': {behind}"
         if hint := _hint(one):
             yield terminal.Text(f"  {hint}", "yellow")

@@ -34,6 +34,7 @@ from projections.engine.store.commit import CommitStatus, Committer
 from projections.engine.store.positions import lock_positions, read_positions, set_generation
 from projections.engine.views.event_context import At
 from tests.engine.bookkeeper import Bookkeeper, _ends, fold_all, folded_lives
+from tests.engine.policies.test_sources import source
 from tests.engine.policies.test_webhooks import put, with_endpoints
 from tools.testing.fixtures import Samefold
 from tools.testing.waiting import until
@@ -167,6 +168,12 @@ def test_a_restored_database_needs_the_old_code_first(
     now = answer(cli, "policies")["saving"]
     assert (now["live"], now["state"], now["needs"]) == (2, "old-events", [1])
     assert "Run the code with v1 until its events have been read" in cli("policies").stdout
+
+
+def test_a_source_that_can_not_be_asked_has_not_received_all(code: dict[str, Policy], cli: Samefold) -> None:
+    code["from_billing"] = source()
+    [line] = [line for line in cli("policies").stdout.splitlines() if line.startswith("source from_billing")]
+    assert line.endswith("No source 'billing' is configured.")
 
 
 def test_a_policy_that_does_not_exist_is_wrong_usage(cli: Samefold) -> None:
