@@ -110,8 +110,8 @@ class Admin:
     def _named(self, error: KafkaError, right: str) -> SamefoldError | KafkaException:
         if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return TopicMissing(
-                f"There is no {right.rpartition(' of ')[2] or 'such topic'}.",
-                "Run `samefold topics --create`, or correct the topic's name.",
+                f"There is no {right.rpartition(' of ')[2] or 'such topic'} in the Kafka at {self._settings.kafka}.",
+                "Correct its name, or create it: `samefold topics --create` for this service's own, the other team for a source's.",
             )
         if clients.is_denied(error):
             return clients.denied(self._settings, error, right or "see Kafka's authorizer log")

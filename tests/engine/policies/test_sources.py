@@ -24,6 +24,7 @@ from infra.database.connect import connect
 from infra.log import clients, topics
 from infra.log.records import Headers, encode
 from infra.log.source import read_held
+from infra.log.topics import TopicMissing
 from infra.observability.tracing import traceparent
 from infra.settings import Settings, Source
 from policies.engine import Received, Send, message, policy, receiver, relay
@@ -362,6 +363,18 @@ def test_a_topic_that_was_trimmed_or_made_anew_is_named_and_nothing_is_passed_ov
             assert balance(world, "a") == 111
             reposition(billing.settings, source(), "earliest")
             until(lambda: balance(world, "a") == 1_111, "it receives the new topic")
+
+
+@pytest.mark.slow
+def test_a_topic_that_is_missing_is_named_with_its_kafka(stack: Stack) -> None:
+    """It is not this service's, so `samefold topics --create` does not make it."""
+    there = Source(topic="public", bootstrap=stack.kafka.bootstrap)
+    found = source().source
+    assert found is not None
+    with pytest.raises(TopicMissing) as missing:
+        begin_of(Settings(kafka_bootstrap="127.0.0.1:1", sources={"billing": there}), found)
+    assert missing.value.message == f"There is no topic 'public' in the Kafka at {stack.kafka.bootstrap}."
+    assert "the other team" in missing.value.hint
 
 
 @pytest.mark.slow
