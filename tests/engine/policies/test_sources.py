@@ -366,6 +366,28 @@ def test_a_topic_that_was_trimmed_or_made_anew_is_named_and_nothing_is_passed_ov
 
 
 @pytest.mark.slow
+def test_the_mark_of_a_transaction_is_no_message_that_waits_or_is_missing(
+    billing: Billing, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = billing.settings
+    producer = Producer({"bootstrap.servers": world.kafka, "transactional.id": billing.topic})
+    producer.init_transactions(60)
+    with handler(world), agent(world):
+        send(world, open_account("a"))
+        with running(billing, source()):
+            producer.begin_transaction()
+            billing.say({"account": "a", "cents": 1}, producer=producer)
+            producer.commit_transaction(60)
+            until(lambda: balance(world, "a") == 1, "it is received")
+            all_received(billing)
+        delete(world, billing.topic, {0: billing.end()})
+        with running(billing, source()):
+            billing.say({"account": "a", "cents": 10})
+            until(lambda: balance(world, "a") == 11, "the next one is received")
+    assert SourceTrimmed.code not in caplog.text
+
+
+@pytest.mark.slow
 def test_a_topic_that_is_missing_is_named_with_its_kafka(stack: Stack) -> None:
     """It is not this service's, so `samefold topics --create` does not make it."""
     there = Source(topic="public", bootstrap=stack.kafka.bootstrap)
