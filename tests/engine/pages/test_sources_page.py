@@ -7,12 +7,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import date
 from types import ModuleType
 
 import pytest
+from pydantic import TypeAdapter
 from standardwebhooks.webhooks import Webhook
 
 from infra.settings import Settings, Source
+from policies import public
 from policies.engine.policy import BadPolicy, policy_of
 from policies.engine.source import source_of
 from tests.engine.pages.pages import blocks, files
@@ -62,6 +65,19 @@ def test_the_tests_on_the_page_pass(billing: ModuleType) -> None:
     assert len(tests) == 2
     for test in tests:
         test()
+
+
+@pytest.mark.usefixtures("billing")
+def test_each_of_the_two_services_takes_what_the_other_publishes() -> None:
+    [text] = [text for _, text in blocks(PAGE) if text.startswith("# bank: policies/from_shop.py\n")]
+    bank, shop = made("policies.from_shop", text), made("policies.from_bank", SHOWN["policies/from_bank.py"])
+    shops = made("policies.public_of_shop", SHOWN["policies/public.py"])
+    moved = public.Moved(account="order-4712", cents=1999, on=date(2026, 12, 1))
+    for receiver, publisher, fact in ((bank, shops, shops.Paid(order="4712", cents=1999)), (shop, public, moved)):
+        [(kind, adapter)] = source_of(receiver, BadPolicy).types.items()
+        assert kind is not None
+        assert publisher.TYPES[kind] is type(fact)
+        assert adapter.validate_json(TypeAdapter(type(fact)).dump_json(fact))
 
 
 def test_a_topic_without_types_has_one_class_and_another_format_a_decode() -> None:
