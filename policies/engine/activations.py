@@ -387,6 +387,9 @@ def _activate(
             require(connection, known[-1].version if known else REMOVED)
             number = known[-1].number + 1 if known else 1
             messages = _messages_at(connection, policy, known, begin, move)
+            if move:  # no version receives what lies between, in a restored database either
+                _insert(connection, policy, number, REMOVED, at, _received(connection, policy, known))
+                number += 1
             _insert(connection, policy, number, version, at, messages)
             if messages:
                 _set_messages(connection, policy, number, messages, moves=move is not None)
@@ -485,6 +488,17 @@ def _place_in(settings: Settings, source: Source, where: str | datetime) -> Move
     return Move(Messages(topic.id, offsets), topic.end, source.by_id or bool(settings.source(source.name).secrets))
 
 
+def _received(connection: Connection, policy: str, known: Sequence[Activation]) -> Messages | None:
+    """How far a source has received its topic, its positions locked; None where it has not begun."""
+    if (was := next((one.messages for one in reversed(known) if one.messages), None)) is None:
+        return None
+    rows = connection.execute(
+        "select partition, next_offset from source_positions where policy = %s and topic_id = %s order by partition for update",
+        (policy, was.topic_id),
+    ).fetchall()
+    return Messages(was.topic_id, was.offsets | dict(rows))
+
+
 def _messages_at(
     connection: Connection, policy: str, known: Sequence[Activation], begin: Messages | None, move: Move | None
 ) -> Messages | None:
@@ -493,23 +507,17 @@ def _messages_at(
     In the same topic it never goes back: what it receives again would wait for outcomes that were read before. Raises
     OldEventsLeft, SourceLostItsEnd.
     """
-    was = next((one.messages for one in reversed(known) if one.messages), None)
-    to = move.to if move else begin
-    if was is None:
+    to, received = move.to if move else begin, _received(connection, policy, known)
+    if received is None or (to and to.topic_id != received.topic_id):
         return to
-    rows = connection.execute(
-        "select partition, next_offset from source_positions where policy = %s and topic_id = %s order by partition for update",
-        (policy, was.topic_id),
-    ).fetchall()
-    if to and to.topic_id != was.topic_id:
-        return to
-    if not move and known[-1].version != REMOVED and (left := [p for p, at in rows if at < was.offsets.get(p, 0)]):
+    at, newest = received.offsets, known[-1]
+    begins = {} if move or newest.version == REMOVED or not newest.messages else newest.messages.offsets
+    if left := [number for number, since in begins.items() if at[number] < since]:
         raise OldEventsLeft(
             f"Source '{policy}' has not received all messages that belong to an older version, in "
             f"{'partition' if len(left) == 1 else 'partitions'} {', '.join(map(str, left))} of its topic.",
             "Run the code with that version until it has received them, then this code.",
         )
-    at = was.offsets | dict(rows)
     lost = {number for number, end in move.ends.items() if at.get(number, 0) > end} if move else set()
     if move and lost and not move.by_id:
         raise SourceLostItsEnd(
@@ -517,7 +525,7 @@ def _messages_at(
             'They would be taken for repeats. Name another topic in SAMEFOLD_SOURCES, or count messages\' own ids: DEDUP = "id".',
         )
     offsets = {p: offset if p in lost else max(offset, at.get(p, 0)) for p, offset in to.offsets.items()} if to else at
-    return Messages(was.topic_id, offsets)
+    return Messages(received.topic_id, offsets)
 
 
 def _set_messages(connection: Connection, policy: str, number: int, messages: Messages, *, moves: bool) -> None:

@@ -352,6 +352,12 @@ def test_a_topic_that_was_trimmed_or_made_anew_is_named_and_nothing_is_passed_ov
             until(lambda: balance(world, "a") == 11, "it goes on with what there is")
             billing.say({"account": "a", "cents": 100})
             until(lambda: balance(world, "a") == 111, "it receives again")
+        caplog.clear()
+        with connect(world, "test") as db:  # as in a database from before
+            db.execute("update source_positions set next_offset = 1, activation = 1 where partition = 0")
+        with running(billing, source()):
+            all_received(billing)
+        assert SourceTrimmed.code not in caplog.text
         admin = clients.admin(world)
         [gone] = admin.delete_topics([billing.topic]).values()
         gone.result(60)
