@@ -379,7 +379,8 @@ def _activate(
         known = activations_of(connection, policy)
         is_new = version != REMOVED and (not known or known[-1].version == REMOVED)
         end = _end_of_events(settings, connection, topic, progress) if is_new else {}
-        begin = begin_of(settings, source) if source and is_new and not move else None
+        has_begun = not is_new and any(one.messages for one in known)
+        begin = begin_of(settings, source) if source and not has_begun and not move else None
         with connection.transaction():
             at, known = _locked(connection, topic, policy, end)
             if known and known[-1].version == version and known[-1].number in unfinished:  # of a switch that was killed

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import partial
@@ -21,8 +22,7 @@ from commands.intake import bad_relation
 from domain.engine.versions import summary
 from infra.errors import SamefoldError, in_words
 from infra.log.records import time_of
-from infra.observability.tracing import MAX_BYTES
-from infra.processes.time_limit import FAULTS, TooSlow, limited, watched
+from infra.processes.time_limit import FAULTS, TooSlow, watched
 from infra.settings import Settings
 from policies.engine.inbox import HOOK, ID
 from policies.engine.outbox import Cause, Wish, dead_message, id_of_message, of_message
@@ -56,6 +56,7 @@ class Raw(NamedTuple):
     partition: int
     offset: int
     time_ms: int
+    """By whichever clock; within the years 1970 to 9999."""
     key: bytes | None
     value: bytes | None
     headers: Mapping[str, str]
@@ -85,18 +86,20 @@ class _CloudEvent(msgspec.Struct, gc=False):
 
 
 class _Typed(msgspec.Struct, gc=False):
-    """A body that has its own type, as Standard Webhooks recommends."""
+    """A body that has its own type, as Standard Webhooks recommends; a CloudEvent has its version, too."""
 
     type: str
-    data: msgspec.Raw
+    data: msgspec.Raw = msgspec.Raw(b"null")
+    specversion: str | UnsetType = UNSET
 
 
+_TRACE = re.compile("[0-9a-f]{2}(-[0-9a-f]+){3}").fullmatch
 _cloud_event = msgspec.json.Decoder(_CloudEvent).decode
 _typed = msgspec.json.Decoder(_Typed).decode
 
 
 def read(source: Source, raw: Raw) -> Message | Result:
-    """The message, or why the record is passed over. Raises BadMessage."""
+    """The message, or why the record is passed over. Raises BadMessage, and TooSlow of the author's functions."""
     if raw.headers.get(HOOK, source.name) != source.name:
         return Result.OTHER_TYPE
     if raw.value is None:
@@ -111,6 +114,8 @@ def read(source: Source, raw: Raw) -> Message | Result:
         fact = adapter.validate_json(bytes(found.body))
     except ValidationError as error:
         raise BadMessage(f"{error.title}: {summary(error)}") from None
+    except Exception as error:  # of a check that the author wrote
+        raise BadMessage(f"a check of its class raised {type(error).__name__}") from None
     at = Received(
         source=source.name,
         topic=raw.topic,
@@ -123,9 +128,9 @@ def read(source: Source, raw: Raw) -> Message | Result:
         headers=raw.headers,
     )
     given = UNSET if found.correlation_id is None else found.correlation_id
-    trace = found.trace or raw.headers.get("traceparent")
     correlation_id = None if bad_relation(given, UNSET) else found.correlation_id
-    return Message(fact, at, correlation_id, found.depth, trace if trace and len(trace) <= MAX_BYTES else None)
+    trace = found.trace or raw.headers.get("traceparent", "")
+    return Message(fact, at, correlation_id, found.depth, trace if _TRACE(trace) else None)
 
 
 class _Opened(NamedTuple):
@@ -145,17 +150,16 @@ def _opened(source: Source, headers: Mapping[str, str], value: bytes) -> _Opened
                 {name[3:]: text for name, text in headers.items() if name.startswith("ce_")}, _CloudEvent, strict=False
             )
             return _of_cloud_event(event, _decoded(source, value))
-        if headers.get("content-type", "").startswith("application/cloudevents+json"):
-            event = _cloud_event(value)
-            if event.data_base64 is not UNSET:
-                return _of_cloud_event(event, _decoded(source, base64.b64decode(event.data_base64, validate=True)))
-            return _of_cloud_event(event, b"null" if event.data is UNSET else event.data)
+        if headers.get("content-type", "").lower().startswith("application/cloudevents+json"):
+            return _structured(source, value)
         body, ident = _decoded(source, value), headers.get(ID) if HOOK in headers else None
         if source.type_header is not None:
             return _Opened(headers.get(source.type_header), ident, body)
         if None in source.types:
             return _Opened(None, ident, body)
         typed = _typed(body)
+        if typed.specversion is not UNSET:  # its producer gives no content-type
+            return _structured(source, body)
         return _Opened(typed.type, ident, typed.data)
     except (msgspec.DecodeError, RecursionError) as error:
         raise BadMessage(
@@ -167,6 +171,13 @@ def _opened(source: Source, headers: Mapping[str, str], value: bytes) -> _Opened
         if isinstance(error, BadMessage):
             raise
         raise BadMessage("its data_base64 is not base64") from None
+
+
+def _structured(source: Source, value: bytes) -> _Opened:
+    event = _cloud_event(value)
+    if event.data_base64 is not UNSET:
+        return _of_cloud_event(event, _decoded(source, base64.b64decode(event.data_base64, validate=True)))
+    return _of_cloud_event(event, b"null" if event.data is UNSET else event.data)
 
 
 def _is_cloud(headers: Mapping[str, str]) -> bool:
@@ -185,7 +196,7 @@ def _decoded(source: Source, value: bytes) -> bytes:
     if source.decode is None:
         return value
     try:
-        return json.dumps(limited(source.decode, value), allow_nan=False).encode()
+        return json.dumps(source.decode(value), allow_nan=False).encode()
     except Exception as error:
         raise BadMessage(f"`decode` raised {type(error).__name__}") from None
 
@@ -224,7 +235,7 @@ class Reception:
         cause = Cause(where := f"{self._source.name}/{raw.partition}@{raw.offset}", where, 0)
         ident: bytes | None = None
         try:
-            message = read(self._source, raw)
+            message = self._read(raw, at)
             if isinstance(message, Result):
                 return Handled(message)
             place: tuple[str | int, ...] = here
@@ -240,6 +251,16 @@ class Reception:
             # its own id does not count: a repeat may be received, or this one again
             return Handled(Result.DEAD, [(dead_message(here, at, str(why)), cause)])
 
+    @watched(lambda local: f"reading message {local['at'].offset} of {local['at'].stream}")
+    def _read(self, raw: Raw, at: At) -> Message | Result:
+        """Raises BadMessage, MessageFailed."""
+        try:
+            return read(self._source, raw)
+        except BadMessage:
+            raise
+        except FAULTS as error:
+            raise self._failed(at, error) from error
+
     @watched(lambda local: f"receiving message {local['at'].offset} of {local['at'].stream}")
     def _wishes(self, message: Message, place: Sequence[str | int], at: At) -> list[Wish]:
         """Raises MessageFailed, BadMessage."""
@@ -248,8 +269,11 @@ class Reception:
         except FAULTS as error:
             if self._policy.on_poison == "park" and not isinstance(error, TooSlow):
                 raise BadMessage(f"`receive` raised {type(error).__name__}") from error
-            raise MessageFailed(
-                f"Source '{self._policy.name}' can't receive {at.stream}@{at.offset}: {in_words(error).rstrip('.')}.",
-                f"Nothing was skipped. Correct policies/{self._policy.name}.py and start again; or let such messages become dead "
-                'letters: ON_POISON = "park".',
-            ) from error
+            raise self._failed(at, error) from error
+
+    def _failed(self, at: At, error: BaseException) -> MessageFailed:
+        return MessageFailed(
+            f"Source '{self._policy.name}' can't receive {at.stream}@{at.offset}: {in_words(error).rstrip('.')}.",
+            f"Nothing was skipped. Correct policies/{self._policy.name}.py and start again; or let such messages become dead "
+            'letters: ON_POISON = "park".',
+        )

@@ -32,6 +32,7 @@ from domain.engine.storable import Lost, encode, require_same
 from domain.engine.versions import stored_type, summary
 from domain.language import Refusal
 from infra.database.connect import Connection
+from infra.errors import printable
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, Commit, time_of
 from infra.settings import ENDPOINT_NAME
@@ -173,7 +174,7 @@ def of_message(
 
 def dead_message(place: Sequence[str | int], at: At, why: str) -> Wish:
     """A dead letter for a message that can't be received: the stream of `at` is its topic and partition, the version its offset."""
-    return Wish(id_of_message(place), "message", 0, at, dead=f"{DeadReason.BAD_MESSAGE}: {why}")
+    return Wish(id_of_message(place), "message", 0, at, dead=f"{DeadReason.BAD_MESSAGE}: {printable(why)}")
 
 
 def id_of_message(place: Sequence[str | int]) -> str:
@@ -194,6 +195,11 @@ def _made_of(
             if partitions:
                 if not isinstance(wish, Send):
                     raise BadWish(f"it yields a {type(wish).__name__}, and a message leads to a Send only")
+                if problem := bad_name(
+                    wish.stream, "id"
+                ):  # such a stream can't be stored, and nothing can follow there
+                    yield _dead(ident(number), "send", number, f"{type(wish.command).__name__}: {problem}", at)
+                    continue
                 here = msgspec.structs.replace(at, stream=wish.stream, partition=partition_of(wish.stream, partitions))
             yield from _made(wish, ident(number), number, here)
     except ValidationError as error:
@@ -223,7 +229,7 @@ def _made(wish: Any, ident: str, number: int, at: At) -> Iterator[Wish]:
 
 def _dead(ident: str, kind: str, number: int, why: str, at: At) -> Wish:
     # with a fingerprint that no command has: an outcome under this id, of a restored log, does not end it
-    return Wish(ident, kind, number, at, fingerprint="", dead=f"{DeadReason.INVALID_WISH}: {why}")
+    return Wish(ident, kind, number, at, fingerprint="", dead=f"{DeadReason.INVALID_WISH}: {printable(why)}")
 
 
 def _post(wish: Post, ident: str, number: int, at: At) -> Wish:

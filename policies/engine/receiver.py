@@ -45,8 +45,13 @@ CHECK_S = 1.0
 """How often the topic, the activations and the partitions that wait are looked at."""
 AGAIN_S = 10.0
 """After that a message whose `receive` failed is tried again."""
+MOST_WISHES_AT_ONCE = 10_000
+"""With so many, a transaction is full at the end of a message."""
 MOST_UNSENT = 4_000
 """With so many commands in the outbox that are not sent, no more messages are received."""
+
+LAST_MS = 253_402_300_799_999
+"""The end of the year 9999: a record's time is its producer's."""
 
 
 class SourceRecreated(SamefoldError):
@@ -216,6 +221,8 @@ class Receiver:
         """Find where the partition goes on, and whether this code may receive there."""
         self._waiting[number] = time.monotonic() + CHECK_S
         here = in_topic(known, self._topic.id, range(self._topic.partitions))
+        if not any(one.messages for one in known):
+            return  # until now it was a policy that reacts to events; its agent says that it waits for a switch
         if not here or here[-1].number != known[-1].number:
             was = next(one.messages.topic_id for one in reversed(known) if one.messages)
             raise SourceRecreated(
@@ -294,28 +301,36 @@ class Receiver:
         found = self._reader.consume(1, POLL_S)
         if found:
             found += self._reader.consume(self.settings.batch, 0)
-        raws, ends = [], {}
+        raws: list[Raw] = []
+        ends: dict[int, int] = {}
+        wrong: dict[int, KafkaError] = {}
         for one in found:
-            number, offset = one.partition() or 0, one.offset() or 0
-            if (error := one.error()) is None:
+            number, error = one.partition() or 0, one.error()
+            if number in wrong:  # its next messages come again
+                continue
+            if error is None:
                 raws.append(_raw(one))
             elif error.code() == KafkaError._PARTITION_EOF:
-                ends[number] = offset
-            elif is_not_held(error):
+                ends[number] = one.offset() or 0
+            else:
+                wrong[number] = error
+        for number, error in wrong.items():
+            self._is_assigned = False
+            if clients.is_denied(error):
+                raise clients.denied(self.settings, error, f"Read of topic '{name}'")
+            if is_not_held(error):
                 self._waiting[number] = time.monotonic() + POLL_S
                 self._places.pop(number, None)
-                self._is_assigned = False
-            elif clients.is_denied(error):
-                raise clients.denied(self.settings, error, f"Read of topic '{name}'")
             else:
-                self._is_assigned = False
                 self._status.wrong("stores", error.str(), error.name())
                 self._stopping.wait(POLL_S)
         return raws, ends
 
     def _receive(self, connection: Connection, raws: Sequence[Raw], ends: Mapping[int, int]) -> None:
         """Write what the messages lead to, and move the positions, in one transaction."""
-        handled, after, failed = in_main_thread(partial(self._handle, raws))
+        handled, after, failed, is_whole = in_main_thread(partial(self._handle, raws))
+        if not is_whole:  # the rest comes again
+            self._is_assigned, ends = False, {}
         for number in ends.keys() & self._places.keys() - failed.keys():
             end, stop = ends[number], self._places[number].stop
             after[number] = max(after.get(number, 0), end if stop is None else min(end, stop))
@@ -340,12 +355,18 @@ class Receiver:
         for number, failure in failed.items():
             self._stops(number, failure)
 
-    def _handle(self, raws: Sequence[Raw]) -> tuple[list[Handled], dict[int, int], dict[int, MessageFailed]]:
-        """What became of the messages; by partition, the position after them, and the error that ended them."""
+    def _handle(self, raws: Sequence[Raw]) -> tuple[list[Handled], dict[int, int], dict[int, MessageFailed], bool]:
+        """What became of the messages, up to MOST_WISHES_AT_ONCE, and whether that is all of them.
+
+        By partition, the position after them, and the error that ended them.
+        """
         after: dict[int, int] = {}
         handled: list[Handled] = []
         failed: dict[int, MessageFailed] = {}
+        wishes = 0
         for raw in raws:
+            if wishes >= MOST_WISHES_AT_ONCE:
+                return handled, after, failed, False
             place, number = self._places.get(raw.partition), raw.partition
             if place is None or number in failed or raw.offset < after.get(number, place.offset):
                 continue
@@ -358,7 +379,8 @@ class Receiver:
                 failed[number] = error
             else:
                 after[number] = raw.offset + 1
-        return handled, after, failed
+                wishes += len(handled[-1].wishes)
+        return handled, after, failed, True
 
     def _write(self, connection: Connection, moved: Mapping[int, int], handled: Sequence[Handled]) -> Counter[Result]:
         """Raises _Fenced."""
@@ -397,7 +419,9 @@ def received_again(
         [(found, _), *_] = read_held(theirs, name, number, offset, offset + 1, consumer=reader, headers=headers)
     finally:
         reader.close()
-    handled = reception.handled(Raw(name, *found[0], _text(headers.get(offset, ()))))
+    [record] = found
+    time_ms = min(max(record.time_ms, 0), LAST_MS)
+    handled = reception.handled(Raw(name, *record._replace(time_ms=time_ms), _text(headers.get(offset, ()))))
     with connection.transaction():
         if not connection.execute("delete from outbox where id = %s and kind = 'message'", (ident,)).rowcount:
             return False

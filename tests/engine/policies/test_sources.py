@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import field
 from datetime import date
 from pathlib import Path
 from types import ModuleType
@@ -502,3 +503,57 @@ def test_a_backlog_fills_neither_the_outbox_nor_the_topic_of_commands(
     # a command is unsent until it is marked, a second after its acknowledgement
     assert most_unsent <= 60 + 20 + 30 + 2 * 10
     assert most_undecided <= 1 + 30 + 2 * 10
+
+
+@message("order.v1")
+class Order:
+    stream: str
+    prices: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.stream == "raises":
+            raise KeyError("secret-value")
+
+
+def obey(message: Order, at: Received) -> Iterable[Send]:
+    yield Send(message.stream, Deposit(cents=1, on=DAY), otherwise=ChargeFee(cents=1, on=DAY))
+
+
+@pytest.mark.slow
+def test_odd_values_of_another_team_end_nothing(billing: Billing) -> None:
+    """They can't be stored, are no times, or fail in a check: dead letters, and the next message is received."""
+    world = billing.settings
+    with running(billing, source(receive=obey)), handler(world), agent(world):
+        send(world, open_account("a"))
+        for odd in ({"stream": "accounts/\0"}, {"stream": "raises"}, {"stream": "accounts/a", "prices": {"\0": "x"}}):
+            billing.say(odd, "order.v1")
+        traced = {"type": "order.v1", "data": {"stream": "accounts/a"}}
+        billing.write(json.dumps(traced).encode(), {"traceparent": "00-\0-1-1"})
+        for timestamp in (1, 2**62):
+            event = {"specversion": "1.0", "id": "1", "source": "/x", **traced}
+            billing.producer.produce(billing.topic, json.dumps(event).encode(), partition=0, timestamp=timestamp)
+        billing.producer.flush(60)
+        until(lambda: balance(world, "a") == 3, "what is good is received")
+        all_received(billing)
+        found = dead(world)
+    assert [why.partition(":")[0] for why in found] == ["invalid-wish", "bad-message", "bad-message"]
+    assert not any("secret-value" in why for why in found)
+
+
+@pytest.mark.slow
+def test_many_wishes_of_many_messages_are_written_in_several_transactions(
+    billing: Billing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver, "MOST_WISHES_AT_ONCE", 20)
+    world = billing.settings
+
+    def ten(message: Paid, at: Received) -> Iterable[Send]:
+        for _ in range(10):
+            yield from receive(message, at)
+
+    for number in range(45):
+        billing.say({"account": "a", "cents": 1}, partition=number % 3)
+    with running(billing, source(receive=ten)), handler(world), agent(world):
+        send(world, open_account("a"))
+        until(lambda: balance(world, "a") == 450, "all is paid")
+        all_received(billing)
