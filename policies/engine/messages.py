@@ -56,7 +56,7 @@ class Raw(NamedTuple):
     partition: int
     offset: int
     time_ms: int
-    """By whichever clock; within the years 1970 to 9999."""
+    """By whichever clock: it may be any number."""
     key: bytes | None
     value: bytes | None
     headers: Mapping[str, str]
@@ -93,6 +93,8 @@ class _Typed(msgspec.Struct, gc=False):
     specversion: str | UnsetType = UNSET
 
 
+LAST_MS = 253_402_300_799_999
+"""The end of the year 9999. A record's time is of 1970 at the earliest here, and of then at the latest."""
 _TRACE = re.compile("[0-9a-f]{2}(-[0-9a-f]+){3}").fullmatch
 _cloud_event = msgspec.json.Decoder(_CloudEvent).decode
 _typed = msgspec.json.Decoder(_Typed).decode
@@ -230,6 +232,7 @@ class Reception:
 
     def handled(self, raw: Raw) -> Handled:
         """What became of a message. Raises MessageFailed."""
+        raw = raw._replace(time_ms=min(max(raw.time_ms, 0), LAST_MS))
         at = At(f"{raw.topic}/{raw.partition}", raw.offset, raw.time_ms, raw.partition, raw.offset)
         here = self._place(raw.partition, raw.offset)
         cause = Cause(where := f"{self._source.name}/{raw.partition}@{raw.offset}", where, 0)

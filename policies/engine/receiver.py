@@ -50,9 +50,6 @@ MOST_WISHES_AT_ONCE = 10_000
 MOST_UNSENT = 4_000
 """With so many commands in the outbox that are not sent, no more messages are received."""
 
-LAST_MS = 253_402_300_799_999
-"""The end of the year 9999: a record's time is its producer's."""
-
 
 class SourceRecreated(SamefoldError):
     """A source's topic is another one than that which was received."""
@@ -419,9 +416,7 @@ def received_again(
         [(found, _), *_] = read_held(theirs, name, number, offset, offset + 1, consumer=reader, headers=headers)
     finally:
         reader.close()
-    [record] = found
-    time_ms = min(max(record.time_ms, 0), LAST_MS)
-    handled = reception.handled(Raw(name, *record._replace(time_ms=time_ms), _text(headers.get(offset, ()))))
+    handled = reception.handled(Raw(name, *found[0], _text(headers.get(offset, ()))))
     with connection.transaction():
         if not connection.execute("delete from outbox where id = %s and kind = 'message'", (ident,)).rowcount:
             return False

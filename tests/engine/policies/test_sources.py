@@ -78,7 +78,9 @@ class Billing:
         self.producer = clients.producer(world)
 
     def make(self, partitions: int = 3) -> None:
-        new = NewTopic(self.topic, partitions, 1, config={"retention.ms": "-1"})
+        new = NewTopic(
+            self.topic, partitions, 1, config={"retention.ms": "-1", "message.timestamp.after.max.ms": f"{2**63 - 1}"}
+        )
         admin = clients.admin(self.settings)
         [made] = admin.create_topics([new]).values()
         made.result(60)
