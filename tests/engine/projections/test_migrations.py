@@ -341,7 +341,7 @@ LATER = (
 """What the sample's migrations make after the first one."""
 OF_THE_CORE = (
     "event_types, personal_keys, forgotten_subjects, keys_position, outbox, posts, lanes, activations, stopped_views, "
-    "relay_leases, log_marks, operator_actions"
+    "relay_leases, log_marks, operator_actions, source_positions, received_messages"
 )
 OLDER = {
     "transfers": ([VIEWS], LATER, "9c41f0d2be67", "streams_accounts_v1", "('accounts/1', 1, '{}', 0)"),
