@@ -172,7 +172,7 @@ class Source(BaseModel):
     def _require_consistent(self) -> Self:
         if (self.topic is None) == (not self.secrets):
             raise ValueError("it has either a topic, or the secrets of a webhook")
-        others = self.model_fields_set & {"security_protocol", "sasl_mechanism", "sasl_username", "ssl_ca_location"}
+        others = self.model_fields_set & {*_OF_KAFKA} - {"bootstrap"}
         if others and not (self.topic and self.bootstrap):
             raise ValueError(
                 f"{', '.join(sorted(others))} belong to the bootstrap of another Kafka, which is not given"

@@ -85,6 +85,11 @@ class Commit(msgspec.Struct, frozen=True, gc=False, tag_field="samefold", tag="c
     by: str | UnsetType = UNSET
     """The command's own."""
 
+    @property
+    def conversation(self) -> str:
+        """The correlation id: the command's own id where it was given none."""
+        return self.command_id if self.correlation_id is UNSET else self.correlation_id
+
 
 class Head(msgspec.Struct, frozen=True, gc=False, tag_field="samefold", tag="commit/1"):
     """What the reading rule needs of a commit, and whose it is. It is decoded in half the time."""

@@ -486,7 +486,7 @@ def _place_in(settings: Settings, source: Source, where: str | datetime) -> Move
     offsets = topic.first if where == "earliest" else topic.end
     if isinstance(where, datetime):
         offsets = offsets | topics.offsets_at(theirs, topic, int(where.timestamp() * 1000))
-    return Move(Messages(topic.id, offsets), topic.end, source.by_id or bool(settings.source(source.name).secrets))
+    return Move(Messages(topic.id, offsets), topic.end, source.goes_by_id(settings))
 
 
 def _received(connection: Connection, policy: str, known: Sequence[Activation]) -> Messages | None:

@@ -221,7 +221,7 @@ class Reception:
         self._topic_id = topic_id
         self._partitions = partitions
         """Of the log."""
-        self._by_id = self._source.by_id or bool(settings.source(self._source.name).secrets)
+        self._by_id = self._source.goes_by_id(settings)
 
     def dead_id(self, partition: int, offset: int) -> str:
         """The id of the dead letter that a message there becomes."""

@@ -22,7 +22,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import UNSET
 from pydantic import ValidationError
 
 from commands.intake import bad_name, fingerprint_of
@@ -195,9 +194,8 @@ def _made_of(
             if partitions:
                 if not isinstance(wish, Send):
                     raise BadWish(f"it yields a {type(wish).__name__}, and a message leads to a Send only")
-                if problem := bad_name(
-                    wish.stream, "id"
-                ):  # such a stream can't be stored, and nothing can follow there
+                # such a stream can't be stored, and nothing can follow there
+                if problem := bad_name(wish.stream, "id"):
                     yield _dead(ident(number), "send", number, f"{type(wish.command).__name__}: {problem}", at)
                     continue
                 here = msgspec.structs.replace(at, stream=wish.stream, partition=partition_of(wish.stream, partitions))
@@ -341,8 +339,7 @@ def _writes(policy: Policy, with_outcomes: bool, batches: Sequence[Changes]) -> 
                     new_posts.append(wish)
                 else:
                     commit = commits[wish.at.offset]
-                    correlation_id = commit.command_id if commit.correlation_id is UNSET else commit.correlation_id
-                    cause = Cause(commit.command_id, correlation_id, commit.depth or 0)
+                    cause = Cause(commit.command_id, commit.conversation, commit.depth or 0)
                     rows.setdefault(wish.id, {}).update(_first_half(wish, cause))
         if with_outcomes:
             prefix = f"{policy.name}~"
@@ -449,16 +446,8 @@ select {_listed(_COLUMNS)} from unnest({_listed(_COLUMNS, "%s")}) u ({_listed(_C
 """.encode()  # noqa: S608  # sorted by id, so that transactions can't deadlock on them
 
 _KEPT = (
-    "kind",
-    "stream",
-    "policy",
-    "partition",
-    "version",
-    "number",
-    "correlation_id",
-    "trace",
-    "wished_at",
-    "expected",
+    *("kind", "stream", "policy", "partition", "version", "number"),
+    *("correlation_id", "trace", "wished_at", "expected"),
 )
 _LATER = ("later_type", "later_body", "later_fingerprint", "after_ms")
 _MADE = ("id", *_KEPT, "target", "type", "body", "fingerprint", "due", "depth", "causation_id", "dead", *_LATER)

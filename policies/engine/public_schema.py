@@ -218,7 +218,7 @@ class Writer:
             samefoldposition=str(Token.of(self._topic_id, {at.partition: at.offset + 1})),
             streamversion=at.version,
             publicationversion=self._publication.version,
-            correlationid=commit.command_id if commit.correlation_id is UNSET else commit.correlation_id,
+            correlationid=commit.conversation,
             samefolddepth=commit.depth or 0,
             traceparent=trace,
             data=public.data,

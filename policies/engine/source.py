@@ -24,6 +24,7 @@ from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass as validated
 
 from infra.errors import SamefoldError
+from infra.settings import Settings
 from projections.engine.views.columns import hints_of
 
 MessageT = TypeVar("MessageT")
@@ -81,6 +82,10 @@ class Source:
     type_header: str | None = None
     decode: Callable[[bytes], Any] | None = None
     verify: Verify | None = None
+
+    def goes_by_id(self, settings: Settings) -> bool:
+        """Whether a message's own id counts, not its place: of a webhook always. Raises NotConfigured."""
+        return self.by_id or bool(settings.source(self.name).secrets)
 
 
 def source_of(module: ModuleType, bad: type[SamefoldError]) -> Source:

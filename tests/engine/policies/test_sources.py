@@ -497,8 +497,8 @@ def test_a_backlog_fills_neither_the_outbox_nor_the_topic_of_commands(
         most_undecided = max(most_undecided, sum(ends) - decided)
         return balance(world, "a") == 600
 
+    send(world, open_account("a"))
     with running(billing, source()), agent(world):
-        send(world, open_account("a"))
         until(lambda: is_done() or most_unsent >= 60, "the outbox is full")
         with handler(world):
             until(is_done, "all is received in the end")
@@ -553,9 +553,9 @@ def test_many_wishes_of_many_messages_are_written_in_several_transactions(
         for _ in range(10):
             yield from receive(message, at)
 
+    send(world, open_account("a"))
     for number in range(45):
         billing.say({"account": "a", "cents": 1}, partition=number % 3)
     with running(billing, source(receive=ten)), handler(world), agent(world):
-        send(world, open_account("a"))
         until(lambda: balance(world, "a") == 450, "all is paid")
         all_received(billing)
