@@ -15,16 +15,17 @@ from tools.testing.waiting import until
 
 pytestmark = pytest.mark.prove(part="chaos")
 
-STORES = 8
-"""Of so many faults one is a restart of PostgreSQL."""
+STORES = 4
+"""Of so many faults one is a restart of Kafka or of PostgreSQL, in turn."""
 
 
 def strike(ground: Ground, banks: tuple[Bank, Bank], number: int, random: Random) -> str:
     """A fault that took effect: what was killed or restarted."""
-    if number % STORES == STORES // 2:
-        ground.stack.postgres.stop()
-        ground.stack.postgres.start()
-        return "PostgreSQL"
+    if number % STORES == 0:
+        store = (ground.stack.kafka, ground.stack.postgres)[number // STORES % 2]
+        store.stop()
+        store.start()
+        return store.name
     while True:
         bank = random.choice(banks)
         child = random.choice(bank.children)

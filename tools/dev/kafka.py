@@ -17,7 +17,7 @@ import psutil
 
 from infra.processes.java import find_java
 from tools.dev import process
-from tools.dev.jars import FOLDER, classpath
+from tools.dev.jars import FOLDER, KAFKA, classpath
 from tools.dev.process import StartFailed
 
 HOST = "127.0.0.1"
@@ -25,6 +25,8 @@ HEAP = "512m"
 SERVER = "kafka.Kafka"
 FORMATTER = "kafka.tools.StorageTool"
 CLASSES = FOLDER / "classes.jsa"
+_UNNAMED = "4.3.1"
+"""What made the folders that do not say it."""
 
 _LOGGING = """\
 <Configuration status="error">
@@ -73,6 +75,7 @@ class Kafka:
         self.log = folder / "broker.log"
         self.configuration = folder / "broker.properties"
         self._formatted = folder / "cluster-id"
+        self._made_by = folder / "version"
 
     @property
     def bootstrap(self) -> str:
@@ -102,6 +105,7 @@ class Kafka:
         (self.folder / "log4j2.xml").write_text(_LOGGING)
         if not self._formatted.exists():
             self._format(claim)
+        self._require_readable()
         command = self._java(*self.jvm, SERVER, str(self.configuration))
         process.start_detached(command, self.log, claim)
 
@@ -151,7 +155,17 @@ class Kafka:
             raise StartFailed(
                 f"Kafka could not format its folder: {(done.stderr or done.stdout).strip()[-800:]}", "Use another."
             )
+        self._made_by.write_text(KAFKA)
         self._formatted.write_text(cluster)
+
+    def _require_readable(self) -> None:
+        """Raises StartFailed where a newer Kafka made the folder: none reads what that wrote."""
+        made_by = self._made_by.read_text() if self._made_by.exists() else _UNNAMED
+        if [*map(int, made_by.split("."))] > [*map(int, KAFKA.split("."))]:
+            raise StartFailed(
+                f"{self.folder} was made by Kafka {made_by}, and {KAFKA} can't read it.",
+                "Run `samefold dev reset`: it removes the data of this development stack.",
+            )
 
 
 def archive_classes() -> None:

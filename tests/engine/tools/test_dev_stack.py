@@ -25,6 +25,7 @@ from infra.settings import DEV_ENV, Settings
 from tests.engine.api.front import free_port
 from tools.dev.kafka import Kafka
 from tools.dev.postgres import Postgres
+from tools.dev.process import StartFailed
 from tools.dev.stack import Stack
 from tools.testing.fixtures import ROOT, Samefold
 from tools.testing.waiting import DEADLINE_S, until
@@ -115,6 +116,14 @@ def test_somebody_elses_kafka_on_our_port_is_not_taken_for_ours(stack: Stack, tm
     assert ours.answers()
     (tmp_path / "cluster-id").write_text("another")
     assert not ours.answers()
+
+
+def test_the_data_of_a_newer_kafka_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    kafka = Kafka(tmp_path)
+    for name, text in (("cluster-id", "x"), ("version", "1000.0.0")):
+        (tmp_path / name).write_text(text)
+    with pytest.raises(StartFailed, match=r"made by Kafka 1000\.0\.0.*samefold dev reset"):
+        kafka.start()
 
 
 def test_a_world_begins_empty(world: Settings, empty_world: Settings, stack: Stack) -> None:
