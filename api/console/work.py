@@ -57,7 +57,7 @@ LISTS = {
         ("table_name", "stream"),
     ),
     "dead": Listing(
-        """select id, policy, stream, version, target, type, wished_at, dead
+        """select id, policy, kind, stream, version, target, type, wished_at, dead
              from outbox where dead is not null {after} {first}""",
         ("policy", "stream", "id"),
     ),

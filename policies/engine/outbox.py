@@ -354,9 +354,12 @@ def _writes(policy: Policy, with_outcomes: bool, batches: Sequence[Changes]) -> 
     return [*statements, *_upsert(policy.name, rows)]
 
 
-def writes_of_messages(policy: str, wishes: Iterable[tuple[Wish, Cause]]) -> list[Statement]:
-    """What a transaction that receives messages writes of the wishes that they lead to."""
-    return _upsert(policy, {wish.id: _first_half(wish, cause) for wish, cause in wishes})
+def write_of_messages(
+    connection: Connection, policy: str, wishes: Iterable[tuple[Wish, Cause]]
+) -> list[Callable[[], None]]:
+    """Write the wishes that messages lead to, in the caller's transaction. Returns what is to be called after it."""
+    rows = {wish.id: _first_half(wish, cause) for wish, cause in wishes}
+    return _run(connection, _upsert(policy, rows)) if rows else []
 
 
 def _upsert(policy: str, rows: Mapping[str, _Row]) -> list[Statement]:
@@ -398,10 +401,18 @@ def again(connection: Connection, idents: Sequence[str]) -> None:
 
 
 def _join(connection: Connection, ids: list[str]) -> None:
-    for query, parameters, answer in _ends(ids):
+    for tell in _run(connection, _ends(ids)):
+        tell()
+
+
+def _run(connection: Connection, statements: Iterable[Statement]) -> list[Callable[[], None]]:
+    """Returns what is to be called after the transaction."""
+    answers: list[Callable[[], None]] = []
+    for query, parameters, answer in statements:
         cursor = connection.execute(query, parameters)
         if answer is not None:
-            answer(cursor.fetchall())
+            answers.append(partial(answer, cursor.fetchall()))
+    return answers
 
 
 def _first_half(wish: Wish, cause: Cause) -> _Row:

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -33,7 +33,7 @@ from infra.settings import Settings
 from policies.engine import activations
 from policies.engine.activations import REMOVED, Activation, ends_at, in_topic, version_at
 from policies.engine.messages import Handled, MessageFailed, Raw, Reception, Result
-from policies.engine.outbox import writes_of_messages
+from policies.engine.outbox import Cause, Wish, write_of_messages
 from policies.engine.policy import Policy
 
 log = logging.getLogger(__name__)
@@ -388,7 +388,7 @@ class Receiver:
             if done.rowcount != len(moved):
                 raise _Fenced
             fresh = _fresh(connection, self.policy.name, handled)
-            answers = _write(connection, self.policy.name, fresh)
+            answers = write_of_messages(connection, self.policy.name, _wishes(fresh))
             reach("messages written")
         for tell in answers:
             tell()
@@ -420,19 +420,14 @@ def received_again(
     with connection.transaction():
         if not connection.execute("delete from outbox where id = %s and kind = 'message'", (ident,)).rowcount:
             return False
-        _write(connection, policy.name, _fresh(connection, policy.name, [handled]))
+        answers = write_of_messages(connection, policy.name, _wishes(_fresh(connection, policy.name, [handled])))
+    for tell in answers:
+        tell()
     return handled.result is not Result.DEAD
 
 
-def _write(connection: Connection, policy: str, handled: Sequence[Handled]) -> list[Callable[[], None]]:
-    """Write what messages lead to. Returns what is to be called after the transaction."""
-    answers: list[Callable[[], None]] = []
-    if wishes := [wish for one in handled for wish in one.wishes]:
-        for query, parameters, answer in writes_of_messages(policy, wishes):
-            cursor = connection.execute(query, parameters)
-            if answer is not None:
-                answers.append(partial(answer, cursor.fetchall()))
-    return answers
+def _wishes(handled: Sequence[Handled]) -> list[tuple[Wish, Cause]]:
+    return [wish for one in handled for wish in one.wishes]
 
 
 def _fresh(connection: Connection, policy: str, handled: Sequence[Handled]) -> list[Handled]:

@@ -109,9 +109,6 @@ class _Session:
         elif query == receiver._NEW:
             self.found = [(ident,) for ident in values[1] if ident not in now.received]
             self.database = now._replace(received=now.received | {*values[1]})
-        elif query == "wishes":
-            for wish, _ in cast("Iterable[tuple[Wish, Cause]]", values):
-                self.database = self.database.with_row(wish.id, wish=wish.target)
         elif query.startswith("insert into source_positions"):
             self.database = now._replace(at=(values[3], values[4]))
         elif query.startswith("update source_positions"):
@@ -129,6 +126,12 @@ class _Session:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.found)
+
+
+def _written(session: _Session, _policy: str, wishes: Iterable[tuple[Wish, Cause]]) -> list[Callable[[], None]]:
+    for wish, _ in wishes:
+        session.database = session.database.with_row(wish.id, wish=wish.target)
+    return []
 
 
 @message("said.v1")
@@ -279,7 +282,7 @@ class World:
         one._places, one._waiting = ({0: place} if place else {}), ({} if place else {0: 0.0})
         session = _Session(self.database, ends_at)
         try:
-            with mock.patch.object(receiver, "writes_of_messages", lambda _, wishes: [("wishes", [*wishes], None)]):
+            with mock.patch.object(receiver, "write_of_messages", _written):
                 step(one, session)
             place = one._places.get(0)
         except _Killed:

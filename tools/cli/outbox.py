@@ -176,7 +176,7 @@ def _row(one: WishNow) -> tuple[Any, ...]:
         one.id,
         terminal.Text(one.state, "red") if one.dead else one.state,
         one.kind,
-        one.stream and f"{one.stream} {one.version}",
+        one.stream and f"{one.stream}{'@' if one.kind == 'message' else ' '}{one.version}",
         one.target,
         one.type,
         one.wished_at and f"{one.wished_at:%F %T}",

@@ -106,13 +106,13 @@ def done(api: Api, *wanted: tuple[str, dict[str, str]]) -> None:
         assert form["form"] in get(api, "/work").text
 
 
-def dead_letter(world: Settings) -> str:
+def dead_letter(world: Settings, kind: str = "send", stream: str = "accounts/1") -> str:
     ident = f"standing_orders~{uuid4()}"
     with connect(world, "test") as db:
         db.execute(
             "insert into outbox (id, policy, kind, partition, stream, version, number, target, type, body, wished_at, dead) "
-            "values (%s, 'standing_orders', 'send', 0, 'accounts/1', 1, 0, 'accounts/2', 'Deposit', '{\"cents\": 77}', now(), %s)",
-            (ident, f"gave-up: {SCRIPT}"),
+            "values (%s, 'standing_orders', %s, 0, %s, 1, 0, 'accounts/2', 'Deposit', '{\"cents\": 77}', now(), %s)",
+            (ident, kind, stream, f"gave-up: {SCRIPT}"),
         )
     return ident
 
@@ -120,6 +120,13 @@ def dead_letter(world: Settings) -> str:
 def recorded(world: Settings) -> int:
     count: int = scalar(world, "select count(*) from operator_actions")
     return count
+
+
+def test_a_message_that_is_a_dead_letter_has_its_place_and_no_stream(api: Api, world: Settings) -> None:
+    dead_letter(world, "message", "billing/3")
+    page = get(api, "/work").text
+    assert "billing/3@1" in page
+    assert "stream=billing" not in page
 
 
 def test_parked_streams_and_dead_letters(api: Api, world: Settings) -> None:
