@@ -59,7 +59,7 @@ def acls(
         "api": start | append | keys | inbox,
         "exporter": {events: ("Describe",)},
         "send": start | append | keys,
-        "operator": log | switches | keys,
+        "operator": log | switches | keys | receive,
         "archive": {events: ("Read", "Delete")},
     }
     groups: dict[str, list[tuple[str, str, bool]]] = {
@@ -72,7 +72,7 @@ def acls(
         "publisher": [("Read", names.publisher(prefix), False)],
         "api": [("Describe", handlers, True)],
         # without it, a check that no other release's handlers run would see none
-        "operator": [("Describe", handlers, True)],
+        "operator": [("Describe", handlers, True), *([("Read", names.sources(prefix), True)] if received else ())],
     }
     for process, allowed in topics.items():
         for name, operations in allowed.items():

@@ -169,7 +169,15 @@ def _source_now(settings: Settings, name: str, at: Mapping[int, tuple[str, int]]
         theirs, topic_name = settings.of_source(name)
         topic = topics.describe(theirs, topic_name, admin=topics.Admin(theirs, THEIRS_S))
         if {topic_id for topic_id, _ in at.values()} <= {topic.id}:
-            behind = sum(end - at.get(number, ("", 0))[1] for number, end in topic.end.items())
+            next_ = {number: at[number][1] if number in at else first for number, first in topic.first.items()}
+            behind = sum(topic.end[number] - offset for number, offset in next_.items())
+            gaps = [
+                f"{topic_name}[{n}]@{offset}"
+                for n, offset in next_.items()
+                if not topic.first[n] <= offset <= topic.end[n]
+            ]
+            if gaps:
+                problem = f"The topic does not hold what comes next at {', '.join(gaps)}."
         else:
             problem = f"Topic '{topic_name}' was made anew."
     except SamefoldError as error:

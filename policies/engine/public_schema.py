@@ -271,7 +271,7 @@ def asyncapi(settings: Settings, declared: Publication) -> dict[str, Any]:
             "payload": {
                 "type": "object",
                 "properties": properties,
-                "required": sorted(properties.keys() - {"traceparent"}),
+                "required": sorted(properties.keys() - {"correlationid", "samefolddepth", "traceparent"}),
             },
             "bindings": {"kafka": {"key": {"type": "string", "description": "The stream"}, "bindingVersion": "0.5.0"}},
         }

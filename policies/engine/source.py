@@ -14,17 +14,18 @@ Optional are `DEDUP = "id"` (a message's own id counts, not its place), `TYPE = 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from types import ModuleType
-from typing import Any, TypeVar, cast, dataclass_transform, get_args
+from types import ModuleType, UnionType
+from typing import Any, TypeVar, Union, cast, dataclass_transform, get_args, get_origin
 
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass as validated
 
 from infra.errors import SamefoldError
-from infra.settings import Settings
+from infra.settings import ENDPOINT_NAME, Settings
 from projections.engine.views.columns import hints_of
 
 MessageT = TypeVar("MessageT")
@@ -96,9 +97,15 @@ def source_of(module: ModuleType, bad: type[SamefoldError]) -> Source:
     )
     if receive is None:
         raise bad(f"{file} has SOURCE, but no function `receive`.", "Write receive(message: …, at: Received)")
+    name = module.__dict__["SOURCE"]
+    if not (isinstance(name, str) and re.fullmatch(ENDPOINT_NAME, name)):
+        raise bad(
+            f"{file} has SOURCE = {name!r}.",
+            "It is a name in SAMEFOLD_SOURCES: at most 63 lower case letters, digits, - and _.",
+        )
     hint = hints_of(receive, file, bad).get("message")
     types: dict[str | None, TypeAdapter[Any]] = {}
-    for one in get_args(hint) or (hint,):
+    for one in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
         if not isinstance(one, type) or _TYPE not in vars(one):
             raise bad(
                 f"`receive` of {file} takes {getattr(one, '__name__', one)}, which is no message.",
@@ -106,7 +113,8 @@ def source_of(module: ModuleType, bad: type[SamefoldError]) -> Source:
             )
         kind = getattr(one, _TYPE)
         if kind in types:
-            raise bad(f"{file} has two classes for the message type {kind!r}.", "Let one class have both's fields.")
+            above = f'@message("{kind}")' if kind else "@message()"
+            raise bad(f"{file} has two classes with {above}.", "Let one class have both's fields.")
         types[kind] = TypeAdapter(one)
     if None in types and len(types) > 1:
         raise bad(
@@ -116,7 +124,7 @@ def source_of(module: ModuleType, bad: type[SamefoldError]) -> Source:
     if dedup not in (None, "id"):
         raise bad(f"{file} has DEDUP = {dedup!r}.", 'It is "id": a message\'s own id counts, not its place.')
     return Source(
-        name=str(module.__dict__["SOURCE"]),
+        name=name,
         receive=receive,
         types=types,
         by_id=dedup == "id",
@@ -134,8 +142,11 @@ def _function(
     """The module's function, None if it has none. Raises `bad`."""
     function = module.__dict__.get(name)
     if function is not None and not (
-        inspect.isfunction(function) and tuple(inspect.signature(function).parameters) == parameters
+        inspect.isfunction(function)
+        and tuple(inspect.signature(function).parameters) == parameters
+        and not inspect.iscoroutinefunction(function)
+        and not inspect.isasyncgenfunction(function)
     ):
         file = f"policies/{module.__name__.rpartition('.')[2]}.py"
-        raise bad(f"`{name}` of {file} has other parameters than the engine passes.", f"Write {signature}")
+        raise bad(f"`{name}` of {file} is async, or has other parameters than the engine passes.", f"Write {signature}")
     return function

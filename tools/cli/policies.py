@@ -150,7 +150,9 @@ def _hint(one: PolicyNow) -> str:
     return {
         "new-database": f"{NewDatabase(one.name)}",
         "switching": f"A switch is under way. If it was killed, any worker of the policy completes it, and so does {switching}.",
-        "new": f"It is held: it reacts to no event before {switching}.",
+        "new": "It begins by itself, as soon as a process of policies can read its topic."
+        if one.source
+        else f"It is held: it reacts to no event before {switching}.",
         "removed": f"It is held: it was removed. {switching} lets it react again, from that moment on.",
         "other-version": f"v{one.code} is held. {switching} with this code makes it live, from that moment on. {needs}.",
         "old-events": f"{needs}; then v{one.live} goes on.",

@@ -44,9 +44,12 @@ def source(text: str) -> ModuleType:
     [
         ("", "no function `receive`"),
         ("def receive(event: A, at: Received) -> Iterable[Send]: ...", "has other parameters"),
+        ("async def receive(message: A, at: Received) -> Iterable[Send]: ...", "is async"),
+        ("def receive(message: list[A], at: Received) -> Iterable[Send]: ...", "takes list, which is no message"),
+        ('SOURCE = "Billing"\ndef receive(message: A, at: Received) -> Iterable[Send]: ...', "SOURCE = 'Billing'"),
         ("def receive(message: int, at: Received) -> Iterable[Send]: ...", "takes int, which is no message"),
         ("def receive(message: A | None, at: Received) -> Iterable[Send]: ...", "takes NoneType, which is no message"),
-        ("def receive(message: A | B, at: Received) -> Iterable[Send]: ...", "has two classes for the message type"),
+        ("def receive(message: A | B, at: Received) -> Iterable[Send]: ...", r'two classes with @message\("a.v1"\)'),
         ("def receive(message: A | C, at: Received) -> Iterable[Send]: ...", "a class without a message type"),
         ("DEDUP = True\ndef receive(message: A, at: Received) -> Iterable[Send]: ...", "has DEDUP = True"),
         (
