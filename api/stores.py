@@ -278,7 +278,7 @@ class StoreChecks:
         """What no request depends on: unknown where this process may not ask for the handlers' group."""
         self._commands = {}
         with suppress(KafkaException, SamefoldError):
-            reported = release.decided(self._admin, self._settings)
+            reported = release.decided(self._settings, commands.partitions, KAFKA_S)
             ends = topics.ends(commands, self._admin)
             self._commands = {partition: (reported.get(partition, 0), end) for partition, end in ends.items()}
 

@@ -14,13 +14,13 @@ import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping
 
-from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, KafkaException
+from confluent_kafka import ConsumerGroupState, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConsumerGroupListing
 
 from domain.engine.contexts import contexts
 from infra.errors import SamefoldError
-from infra.log import names
-from infra.log.topics import Admin
+from infra.log import clients, names
+from infra.log.topics import TIMEOUT_S, Admin
 from infra.settings import Settings
 from projections.engine.store.command_types import CommandType, own_types
 from projections.engine.store.event_types import own_event_types
@@ -67,16 +67,20 @@ def alive(admin: Admin, prefix: str) -> list[str]:
     ]
 
 
-def decided(admin: Admin, settings: Settings) -> dict[int, int]:
-    """By partition, how far this release's handlers have decided, as they reported it. Raises KafkaUnavailable, KafkaException."""
-    group = ConsumerGroupTopicPartitions(group_of(settings.group_prefix))
-    found = admin.ask(
-        lambda client, within_s: [
-            one.result() for one in client.list_consumer_group_offsets([group], request_timeout=within_s).values()
-        ]
-    )
-    kept = [one for group in found for one in group.topic_partitions]
-    return {one.partition: one.offset for one in kept if one.topic == settings.commands_topic}
+def decided(settings: Settings, partitions: int, within_s: float = TIMEOUT_S) -> dict[int, int]:
+    """By partition, how far this release's handlers have decided, as they reported it. Raises KafkaUnavailable, KafkaRefused."""
+    # not by an AdminClient: librdkafka (2.8, its issue 5040) ends the process where the group's coordinator moves
+    consumer = clients.range_consumer(settings, group=group_of(settings.group_prefix))
+    try:
+        wanted = [TopicPartition(settings.commands_topic, partition) for partition in range(partitions)]
+        found = consumer.committed(wanted, within_s)
+    except KafkaException as error:
+        if clients.is_denied(error.args[0]):
+            raise clients.denied(settings, error.args[0], "Describe of the handlers' groups") from error
+        raise clients.away(settings, error) from error
+    finally:
+        consumer.close()
+    return {one.partition: one.offset for one in found if not one.error and one.offset >= 0}
 
 
 def require_alone(settings: Settings, types: Collection[CommandType]) -> None:

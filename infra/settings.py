@@ -27,6 +27,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     SecretStr,
     StringConstraints,
     ValidationError,
@@ -337,6 +338,9 @@ class Settings(BaseSettings):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_format: Literal["text", "json"] = "text"
 
+    _source: str = PrivateAttr("")
+    """Whose Kafka it is, if it is another one than the service's own."""
+
     def __init__(self, **values: Any) -> None:
         """Raises BadSettings, which names every wrong value and every unknown SAMEFOLD_ variable."""
         ours = {name.upper() for name, value in os.environ.items() if name.upper().startswith(PREFIX) and value}
@@ -412,8 +416,13 @@ class Settings(BaseSettings):
         source = self.source(name)
         if source.bootstrap is None:
             return self, source.topic or self.inbox_topic
-        kafka = {f"kafka_{key}": getattr(source, key) for key in _OF_KAFKA}
-        return self.model_copy(update=kafka), source.topic or self.inbox_topic
+        theirs = self.model_copy(update={f"kafka_{key}": getattr(source, key) for key in _OF_KAFKA})
+        theirs._source = name
+        return theirs, source.topic or self.inbox_topic
+
+    def of_kafka(self, key: str) -> str:
+        """What the setting is called that has `key` of this Kafka: `bootstrap`, `ssl_ca_location` and others."""
+        return f"`{key}` of '{self._source}' in {PREFIX}SOURCES" if self._source else f"{PREFIX}KAFKA_{key.upper()}"
 
     @property
     def archive(self) -> str:

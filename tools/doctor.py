@@ -266,7 +266,7 @@ def _still(settings: Settings) -> str:
         with session(settings, "doctor") as connection:
             query = f"select agent, partition, next_offset, command_offset from positions where topic = %s and agent in {AGENTS}"  # noqa: S608
             agents = connection.execute(query, [settings.events_topic]).fetchall()
-        told = decided(Admin(settings), settings)  # of commands that were repeated, the read model knows nothing
+        told = decided(settings, len(commands))  # of commands that were repeated, the read model knows nothing
         there = {at: max(told.get(at, 0), command + 1) for who, at, _, command in agents if who == "core"}
         return {(who, at, offset) for who, at, offset, _ in agents if offset < events[at]} | {
             ("handlers", at, offset) for at, offset in there.items() if offset < commands[at]

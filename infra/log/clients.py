@@ -341,7 +341,7 @@ def admin(settings: Settings, on_error: Callable[[KafkaError], None] | None = No
     except KafkaException as error:
         raise KafkaRefused(
             f"No client of Kafka can be made: {error.args[0].str()}.",
-            "Check SAMEFOLD_KAFKA_SSL_CA_LOCATION and the other settings of Kafka.",
+            f"Check {settings.of_kafka('ssl_ca_location')} and the other settings of this Kafka.",
         ) from error
 
 
@@ -422,12 +422,15 @@ def refusal(settings: Settings, error: KafkaError) -> KafkaRefused | None:
     if error.code() == KafkaError._AUTHENTICATION and "Local:" not in why and "Disconnected" not in why:
         return KafkaRefused(
             f"{place} refuses user '{settings.kafka_sasl_username}': {why}.",
-            "Correct SAMEFOLD_KAFKA_SASL_USERNAME, SAMEFOLD_KAFKA_SASL_PASSWORD or SAMEFOLD_KAFKA_SASL_MECHANISM.",
+            f"Correct {' or '.join(map(settings.of_kafka, ('sasl_username', 'sasl_password', 'sasl_mechanism')))}.",
         )
     if error.code() == KafkaError._SSL and (wrong := tls.fault(host, int(port), str(ca) if ca else None)):
         return KafkaRefused(
             f"The certificate of {place} is not accepted: {wrong}.",
-            f"Its authority must be in SAMEFOLD_KAFKA_SSL_CA_LOCATION ({ca or 'not set'}), and '{host}' among its names.",
+            "Renew it; then this goes on by itself."
+            if "expired" in wrong
+            else f"Its authority must be in {settings.of_kafka('ssl_ca_location')} ({ca or 'not set'}), and '{host}' among its "
+            "names.",
         )
     is_plain = not settings.kafka_security_protocol.endswith("SSL")
     if (
@@ -437,7 +440,7 @@ def refusal(settings: Settings, error: KafkaError) -> KafkaRefused | None:
         and tls.speaks(host, int(port))
     ):
         return KafkaRefused(
-            f"{place} expects TLS, but SAMEFOLD_KAFKA_SECURITY_PROTOCOL is {settings.kafka_security_protocol}.",
+            f"{place} expects TLS, but {settings.of_kafka('security_protocol')} is {settings.kafka_security_protocol}.",
             "Set it to SASL_SSL or SSL.",
         )
     return None
@@ -447,5 +450,5 @@ def away(settings: Settings, error: KafkaException | KafkaError) -> KafkaUnavail
     """The error for a Kafka that does not answer, with the broker's address and without any secret."""
     return KafkaUnavailable(
         f"Kafka at {settings.kafka} does not answer ({error}).",
-        "Start it (`samefold dev up` for the local one), or correct SAMEFOLD_KAFKA_BOOTSTRAP.",
+        f"Start it (`samefold dev up` for the local one), or correct {settings.of_kafka('bootstrap')}.",
     )

@@ -117,18 +117,18 @@ class Receiver:
                 raise
 
     def _serve(self, connection: Connection) -> None:
-        theirs, name = self.settings.of_source(self.source.name)
+        self._theirs, name = self.settings.of_source(self.source.name)
         partitions = require_contract(self.settings, connection).partitions
         if self.settings.source(self.source.name).secrets:
             topics.ensure_inbox(self.settings)
-        self._admin = topics.Admin(theirs)
-        self._topic = topics.describe(theirs, name, admin=self._admin)
+        self._admin = topics.Admin(self._theirs)
+        self._topic = topics.describe(self._theirs, name, admin=self._admin)
         self._reception = Reception(self.settings, self.policy, self._topic.id, partitions)
         activations.start_new(self.settings, connection, self.policy)
         self._places, self._waiting, self._failed = {}, {}, []
-        self._reader = clients.agent_consumer(theirs, group=self._group, tells_ends=True)
+        self._reader = clients.agent_consumer(self._theirs, group=self._group, tells_ends=True)
         member = clients.group_consumer(
-            theirs,
+            self._theirs,
             self._group,
             instance=self.name,
             connection=clients.Connection(f"source {self.policy.name}"),
@@ -165,7 +165,7 @@ class Receiver:
         if error is None:
             return
         if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-            raise clients.denied(self.settings, error, f"Read of group '{self._group}'")
+            raise clients.denied(self._theirs, error, f"Read of group '{self._group}'")
         if clients.is_finished(error):
             raise SourceFenced(
                 f"Source '{self.policy.name}' of '{self.name}' was fenced out of its group: {error.str()}.",
@@ -314,7 +314,7 @@ class Receiver:
         for number, error in wrong.items():
             self._is_assigned = False
             if clients.is_denied(error):
-                raise clients.denied(self.settings, error, f"Read of topic '{name}'")
+                raise clients.denied(self._theirs, error, f"Read of topic '{name}'")
             if is_not_held(error):
                 self._waiting[number] = time.monotonic() + POLL_S
                 self._places.pop(number, None)

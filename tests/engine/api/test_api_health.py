@@ -17,7 +17,6 @@ from api import health, stores
 from api.health import SUBJECTS, Readiness
 from commands import release
 from infra.database.connect import connect
-from infra.log import topics
 from infra.log.partitioner import partition_of
 from infra.settings import Settings
 from tests.engine.api.api import Api, agent, problem, serving
@@ -177,8 +176,11 @@ def test_commands_that_no_handler_decides_are_told_and_repeated_ones_are_not(
         assert (found.ok, found.found.partition(":")[0]) == (False, "handlers")
         with handler(world):
             send(world, open_account("ada"))
-            here, admin = partition_of("accounts/ada", world.partitions), topics.Admin(world)
-            until(lambda: release.decided(admin, world)[here] == 4, "all are decided, the last one by its first answer")
+            here = partition_of("accounts/ada", world.partitions)
+            until(
+                lambda: release.decided(world, world.partitions)[here] == 4,
+                "all are decided, the last one by its first answer",
+            )
             until(lambda: standing() == {}, "it is told")
 
 
