@@ -280,6 +280,7 @@ source_positions = table(
     required(TEXT, "topic_id"),
     required(BIG, "next_offset"),
     required(INTEGER, "activation", comment="the policy's newest that its last reader knew: a later one fences it"),
+    nullable(sa.JSON, "attempt", comment="what a process that began here received first: [from, to, number, code]"),
     comment="How far each source has received each partition of its topic; the fence of every batch",
     postgresql_with={"fillfactor": "50"},
 )

@@ -222,6 +222,8 @@ class Reception:
         self._partitions = partitions
         """Of the log."""
         self._by_id = self._source.goes_by_id(settings)
+        self.ended: tuple[int, int] | None = None
+        """Partition and offset of a message that ended processes: it is not received again."""
 
     def dead_id(self, partition: int, offset: int) -> str:
         """The id of the dead letter that a message there becomes."""
@@ -238,6 +240,8 @@ class Reception:
         cause = Cause(where := f"{self._source.name}/{raw.partition}@{raw.offset}", where, 0)
         ident: bytes | None = None
         try:
+            if (raw.partition, raw.offset) == self.ended:
+                raise self._ended(at)
             message = self._read(raw, at)
             if isinstance(message, Result):
                 return Handled(message)
@@ -273,6 +277,10 @@ class Reception:
             if self._policy.on_poison == "park" and not isinstance(error, TooSlow):
                 raise BadMessage(f"`receive` raised {type(error).__name__}") from error
             raise self._failed(at, error) from error
+
+    def _ended(self, at: At) -> Exception:
+        error = EndedProcesses("it ended processes, one after the other; their logs or exit codes say how")
+        return BadMessage(str(error)) if self._policy.on_poison == "park" else self._failed(at, error)
 
     def _failed(self, at: At, error: BaseException) -> MessageFailed:
         return MessageFailed(

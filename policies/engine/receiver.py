@@ -18,6 +18,7 @@ from typing import NamedTuple
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as KafkaMessage
 from psycopg import errors
+from psycopg.types.json import Json
 
 from infra.database.connect import Connection, DatabaseUnavailable, session
 from infra.errors import SamefoldError
@@ -35,6 +36,7 @@ from policies.engine.activations import REMOVED, Activation, ends_at, in_topic, 
 from policies.engine.messages import Handled, MessageFailed, Raw, Reception, Result
 from policies.engine.outbox import Cause, Wish, write_of_messages
 from policies.engine.policy import Policy
+from projections.engine.live.worker import ONE_AT_A_TIME, code_of_authors
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +49,8 @@ AGAIN_S = 10.0
 """After that a message whose `receive` failed is tried again."""
 MOST_WISHES_AT_ONCE = 10_000
 """With so many, a transaction is full at the end of a message."""
+ATTEMPTS = 3
+"""So many processes may end at a message."""
 MOST_UNSENT = 4_000
 """With so many commands in the outbox that are not sent, no more messages are received."""
 
@@ -75,6 +79,15 @@ class _Place(NamedTuple):
     stop: int | None
 
 
+class _Attempt(NamedTuple):
+    """What a process received first of a partition, how often in a row, and a hash of the code."""
+
+    first: int
+    last: int
+    number: int
+    code: str
+
+
 class Receiver:
     """One source of this process: a member of its group. `run` blocks until `stop`, in a thread of its own."""
 
@@ -92,6 +105,10 @@ class Receiver:
         """By partition that is received now."""
         self._waiting: dict[int, float] = {}
         """By partition of this process that is not, when to look where it goes on."""
+        self._before: dict[int, _Attempt] = {}
+        """By partition, the attempt that was noted when this process looked where to go on."""
+        self._begun: set[int] = set()
+        """Partitions of which this process has received what it began with."""
         self._is_assigned = False
         """Whether `_reader` fetches from `_places`."""
         self._failed: list[KafkaError] = []
@@ -146,7 +163,12 @@ class Receiver:
                 if not self._places or self._is_full(connection):
                     self._stopping.wait(POLL_S)
                 else:
-                    self._receive(connection, *self._taken())
+                    raws, ends = self._taken()
+                    if {raw.partition for raw in raws} <= self._begun:
+                        self._receive(connection, raws, ends)
+                    else:
+                        with ONE_AT_A_TIME:
+                            self._attempt(connection, raws, ends)
         finally:
             self._gone([*self._places, *self._waiting])
             self._reader.close()
@@ -231,10 +253,12 @@ class Receiver:
         if any(one.log_offset is None for one in known):  # a switch that is not in the topic of policies yet
             return
         row = connection.execute(
-            "select next_offset from source_positions where policy = %s and partition = %s and topic_id = %s for update",
+            "select next_offset, attempt from source_positions where policy = %s and partition = %s and topic_id = %s for update",
             (self.policy.name, number, self._topic.id),
         ).fetchone()
         at = row[0] if row else here[0].positions[number].next_offset
+        if row and row[1] and number not in self._begun:
+            self._before[number] = _Attempt(*row[1])
         while (version := version_at(here, number, at)) == REMOVED:
             starts = [one.positions[number].next_offset for one in here]
             if (after := min((start for start in starts if start > at), default=None)) is None:
@@ -322,6 +346,35 @@ class Receiver:
                 self._status.wrong("stores", error.str(), error.name())
                 self._stopping.wait(POLL_S)
         return raws, ends
+
+    def _attempt(self, connection: Connection, raws: Sequence[Raw], ends: Mapping[int, int]) -> None:
+        """Receive what partitions begin with: noted before, so that the next process finds a message that ended this one.
+
+        It then receives them one by one. A message that ended ATTEMPTS processes is none that can be received.
+        """
+        code, kept, tried = code_of_authors(), [*raws], set[int]()
+        for number in {raw.partition for raw in raws} & self._places.keys() - self._begun:
+            mine = [raw.offset for raw in raws if raw.partition == number and raw.offset >= self._places[number].offset]
+            if not mine:
+                continue
+            before = self._before.get(number)
+            is_again = before is not None and before.code == code and before.last >= mine[0]
+            now = _Attempt(mine[0], mine[0] if is_again else mine[-1], 1, code)
+            if before and is_again and before[:2] == now[:2]:
+                now = now._replace(number=before.number + 1)
+            if now.number > ATTEMPTS:
+                self._reception.ended = number, mine[0]
+            else:
+                connection.execute(_TRY, (Json(now), self.policy.name, number))
+                tried.add(number)
+            if now.last < mine[-1]:
+                kept = [raw for raw in kept if raw.partition != number or raw.offset <= now.last]
+                ends, self._is_assigned = {}, False
+            elif not is_again:
+                self._begun.add(number)
+        self._receive(connection, kept, ends)
+        for number in tried - self._places.keys():  # this process lives: the message failed, and is tried again
+            connection.execute(_TRY, (None, self.policy.name, number))
 
     def _receive(self, connection: Connection, raws: Sequence[Raw], ends: Mapping[int, int]) -> None:
         """Write what the messages lead to, and move the positions, in one transaction."""
@@ -470,6 +523,7 @@ update source_positions p set next_offset = u.next_offset
   from unnest(%s::int[], %s::bigint[], %s::int[], %s::bigint[]) u (partition, was, activation, next_offset)
  where p.policy = %s and p.topic_id = %s and p.partition = u.partition and p.next_offset = u.was and p.activation = u.activation
 """
+_TRY = "update source_positions set attempt = %s where policy = %s and partition = %s"
 _NEW = """
 insert into received_messages select %s, id from unnest(%s::bytea[]) id order by id on conflict do nothing returning id
 """

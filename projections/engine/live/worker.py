@@ -49,7 +49,7 @@ Takes: TypeAlias = Mapping[int, tuple[Reading, Sequence[Record]]]
 ATTEMPTS = 3
 READING = "(reading)"
 """In place of a view's name, while a record is read."""
-_ONE_AT_A_TIME = threading.Lock()
+ONE_AT_A_TIME = threading.Lock()
 """For the attempts of all workers of this process: where one ends it, no other is under way and suspected.
 
 A later batch of another partition may end the process during an attempt. But the next process begins with that batch, as an attempt
@@ -259,7 +259,7 @@ class Worker:
         if committer is None or turn != self._turn or (self._begun.issuperset(takes) and not self._most):
             return self.apply(takes, turn, lane)
         readings: dict[int, Reading] = {}
-        with _ONE_AT_A_TIME:
+        with ONE_AT_A_TIME:
             for partition, (was, records) in takes.items():
                 before = self._attempts.setdefault(partition, committer.positions.attempts.get(partition, Attempt()))
                 rest, reading = records, was
@@ -357,7 +357,9 @@ def code_of_authors() -> str:
     found = hashlib.sha256()
     for package in ("domain", "projections", "policies"):
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
-            found.update((not module.ispkg and pkgutil.get_data(package, f"{module.name}.py")) or b"")
+            spec = find_spec(f"{package}.{module.name}")
+            if spec and spec.origin and not module.ispkg:
+                found.update(Path(spec.origin).read_bytes())
     return found.hexdigest()[:8]
 
 
