@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
-from urllib.parse import unquote_to_bytes
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -121,10 +120,9 @@ def _authors_id(hook: Hook, verify: Verify, request: Request, body: bytes) -> st
 
 def _kept(hook: Hook, request: Request, ident: str) -> Headers:
     """The headers of the message's record, without the trace."""
-    given = {name: request.headers[name].encode("latin-1") for name in request.headers}
-    events = {f"ce_{name[3:]}": unquote_to_bytes(value) for name, value in given.items() if name.startswith("ce-")}
-    own = {name: given[name] for name in (TIMESTAMP, "content-type", *hook.types) if name in given}
-    return [*(events | own | {ID: ident.encode(), HOOK: hook.name.encode()}).items()]
+    names = (name for name in (TIMESTAMP, "content-type", *hook.types) if name in request.headers)
+    own = {name: request.headers[name].encode("latin-1") for name in names}
+    return [*(own | {ID: ident.encode(), HOOK: hook.name.encode()}).items()]
 
 
 _SHOWN = {ID: "msg_2KWPBgLlAfxdpx2AI54pPJ85f4W", TIMESTAMP: "1767225600", SIGNATURE: f"v1,{'K5oZfzN95Z9' * 4}"}

@@ -1,7 +1,7 @@
 """The inbox: the topic of what other services send to this one's webhooks (`api/hooks.py`). Here is which webhooks there are.
 
 A record's key is the message's id, its value the body as it came. Its headers are `HOOK`, `ID`, and of the request's own
-`TIMESTAMP`, content-type, the one with the message's type, CloudEvents' (as `ce_…`) and the trace.
+`TIMESTAMP`, content-type, the one with the message's type and the trace.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def read(source: Source, raw: Raw) -> Message | Result:
         offset=raw.offset,
         time=time_of(raw.time_ms),
         key=None if raw.key is None else raw.key.decode(errors="backslashreplace"),
-        id=found.id,
+        id=raw.headers.get(ID) if HOOK in raw.headers else found.id,
         type=found.type,
         headers=raw.headers,
     )
@@ -137,8 +137,8 @@ def read(source: Source, raw: Raw) -> Message | Result:
 
 class _Opened(NamedTuple):
     type: str | None
-    id: str | None
     body: bytes | msgspec.Raw
+    id: str | None = None
     correlation_id: str | None = None
     depth: int = 0
     trace: str | None = None
@@ -147,22 +147,22 @@ class _Opened(NamedTuple):
 def _opened(source: Source, headers: Mapping[str, str], value: bytes) -> _Opened:
     """Raises BadMessage."""
     try:
-        if "ce_specversion" in headers:
+        if "ce_specversion" in headers and HOOK not in headers:  # nobody signed them
             event = msgspec.convert(
                 {name[3:]: text for name, text in headers.items() if name.startswith("ce_")}, _CloudEvent, strict=False
             )
             return _of_cloud_event(event, _decoded(source, value))
         if headers.get("content-type", "").lower().startswith("application/cloudevents+json"):
             return _structured(source, value)
-        body, ident = _decoded(source, value), headers.get(ID) if HOOK in headers else None
+        body = _decoded(source, value)
         if source.type_header is not None:
-            return _Opened(headers.get(source.type_header), ident, body)
+            return _Opened(headers.get(source.type_header), body)
         if None in source.types:
-            return _Opened(None, ident, body)
+            return _Opened(None, body)
         typed = _typed(body)
         if typed.specversion is not UNSET:  # its producer gives no content-type
             return _structured(source, body)
-        return _Opened(typed.type, ident, typed.data)
+        return _Opened(typed.type, typed.data)
     except (msgspec.DecodeError, RecursionError) as error:
         raise BadMessage(
             f"it is no {'CloudEvent' if _is_cloud(headers) else 'JSON with type and data'}: {error}"
@@ -190,7 +190,7 @@ def _of_cloud_event(event: _CloudEvent, body: bytes | msgspec.Raw) -> _Opened:
     correlation = None if event.correlationid is UNSET else event.correlationid
     depth = 0 if event.samefolddepth is UNSET else event.samefolddepth
     trace = None if event.traceparent is UNSET else event.traceparent
-    return _Opened(event.type, f"{event.source} {event.id}", body, correlation, depth, trace)
+    return _Opened(event.type, body, f"{event.source} {event.id}", correlation, depth, trace)
 
 
 def _decoded(source: Source, value: bytes) -> bytes:

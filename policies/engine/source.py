@@ -45,7 +45,7 @@ class Received:
     key: str | None = None
     """As text; bytes that are none are written as `\\\\xff`."""
     id: str | None = None
-    """CloudEvents' source and id with a space between, or a webhook's `webhook-id`."""
+    """A webhook's `webhook-id`, else CloudEvents' source and id with a space between."""
     type: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     """The record's, by their names in lower case."""

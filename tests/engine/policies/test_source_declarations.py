@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import ModuleType
 
 import pytest
@@ -9,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from domain.language import Cents
 from policies.engine import Received, message
+from policies.engine.messages import Message, Raw, read
 from policies.engine.policy import BadPolicy, policy_of
 
 HEAD = """
@@ -94,3 +96,34 @@ def test_a_source_reacts_to_no_event_and_a_test_names_its_source_alone() -> None
     assert policy.source is not None
     assert (policy.source.name, {*policy.source.types}, policy.source.by_id) == ("billing", {None}, False)
     assert Received(source="billing").id is None
+
+
+IN_HEADERS = {"ce_specversion": "1.0", "ce_id": "1", "ce_source": "/x", "ce_type": "a.v1"}
+IN_BODY = {"specversion": "1.0", "id": "1", "source": "/x"}
+STRUCTURED = {"content-type": "application/cloudevents+json"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "event", "ident"),
+    [
+        (IN_HEADERS | {"ce_type": "b.v1"}, {}, None),
+        (STRUCTURED, IN_BODY, "/x 1"),
+        ({}, IN_BODY, "/x 1"),
+        ({}, {}, None),
+    ],
+)
+def test_a_webhook_has_the_id_and_the_type_that_are_signed(
+    headers: dict[str, str], event: dict[str, str], ident: str | None
+) -> None:
+    """Of a topic's record, which nobody else can write, all headers count."""
+    one = policy_of(source("def receive(message: A, at: Received) -> Iterable[Send]: ...")).source
+    assert one is not None
+    body = json.dumps(event | {"type": "a.v1", "data": {"what": "x"}}).encode()
+    raw = Raw("inbox", 0, 0, 0, None, body, headers | {"samefold-hook": "billing", "webhook-id": "msg_1"})
+    signed = read(one, raw)
+    assert isinstance(signed, Message)
+    assert (signed.at.id, signed.at.type, signed.fact.what) == ("msg_1", "a.v1", "x")
+    if "ce_type" not in headers:
+        read_in_topic = read(one, raw._replace(headers=headers))
+        assert isinstance(read_in_topic, Message)
+        assert read_in_topic.at.id == ident
