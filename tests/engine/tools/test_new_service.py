@@ -88,12 +88,9 @@ def test_a_new_service_has_nothing_of_the_bank_and_its_own_name(hotel: Tree) -> 
         (one["metadata"]["namespace"], one["metadata"]["labels"]["app.kubernetes.io/name"]) for one in manifests
     } == {("hotel", "hotel")}
     assert "image: registry.example.com/hotel:" in yaml.safe_dump_all(manifests)
-    program = (
-        "from infra.settings import Settings as S; s = S(); "
-        "print(s.group_prefix, s.commands_topic, s.events_topic, s.policies_topic, s.public_topic, s.keys_topic)"
-    )
+    program = "from infra.settings import Settings as S; s = S(); print(s.group_prefix, *s.topics)"
     assert hotel.run(sys.executable, "-c", program).stdout == (
-        "hotel hotel.commands hotel.events hotel.policies hotel.public hotel.keys\n"
+        "hotel hotel.commands hotel.events hotel.policies hotel.public hotel.inbox hotel.keys\n"
     )
 
 
