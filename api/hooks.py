@@ -93,8 +93,10 @@ async def post(hook: Hook, request: Request) -> Response:
 def _id(hook: Hook, request: Request, body: bytes) -> str:
     """The id of a message that is signed as Standard Webhooks says. Raises Problem 400, 401."""
     ident, sent, signatures = (requests.single(request, name) for name in (ID, TIMESTAMP, SIGNATURE))
-    if not (ident and sent and signatures and _SECONDS(sent)):
-        raise BAD_HEADER(f"{ID}, {SIGNATURE} and {TIMESTAMP}, in seconds since 1970, must be given.")
+    if not (ident and len(ident) <= LONGEST_ID and sent and signatures and _SECONDS(sent)):
+        raise BAD_HEADER(
+            f"{ID}, of up to {LONGEST_ID} characters, {SIGNATURE} and {TIMESTAMP}, in seconds since 1970, must be given."
+        )
     if abs(time.time() - int(sent)) > hook.source.tolerance_s:
         raise WRONG_SIGNATURE(
             f"{TIMESTAMP} is more than {hook.source.tolerance_s:g} s away from the time here.", headers=_CHALLENGE

@@ -207,6 +207,10 @@ WRONG: dict[str, tuple[tuple[int, str], Callable[[], dict[str, str]]]] = {
     ),
     "a wrong signature": (UNSIGNED, lambda: signed("x") | {"webhook-signature": ZERO}),
     "many wrong signatures": (UNSIGNED, lambda: signed("x") | {"webhook-signature": " ".join([ZERO] * 500)}),
+    "a signature beyond 8 kB": (
+        UNSIGNED,
+        lambda: signed("x") | {"webhook-signature": "a " * 4_096 + signed("x")["webhook-signature"]},
+    ),
     "no signature at all": (UNSIGNED, lambda: signed("x") | {"webhook-signature": "v1 , \xe9 v1,\xff"}),
     "another scheme": (UNSIGNED, lambda: {key: one.replace("v1,", "v1a,") for key, one in signed("x").items()}),
     "a body altered by one byte": (UNSIGNED, lambda: signed("x", BODY.replace(b"o1", b"o2"))),
@@ -216,7 +220,7 @@ WRONG: dict[str, tuple[tuple[int, str], Callable[[], dict[str, str]]]] = {
     "no signature": (BAD, lambda: signed("x") | {"webhook-signature": ""}),
     "no id": (BAD, lambda: signed("x") | {"webhook-id": ""}),
     "a time that is none": (BAD, lambda: signed("x") | {"webhook-timestamp": "-1e3"}),
-    "a long id": (BAD, lambda: signed("x" * 256)),
+    "a long id": (BAD, lambda: signed("x") | {"webhook-id": "x" * 256}),
     "an id that can't be printed": (BAD, lambda: signed("x\ty")),
     "a compressed body": ((415, "compressed"), lambda: signed("x") | {"content-encoding": "gzip"}),
 }
