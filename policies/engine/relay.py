@@ -25,6 +25,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from msgspec import UNSET
 
 from commands.append import produce
+from commands.outcomes import ReadModelNotSetUp, outcomes_of
 from infra.archive.whole_log import read_range
 from infra.database.connect import Connection, DatabaseUnavailable, session
 from infra.log import clients, topics
@@ -37,12 +38,13 @@ from policies.engine.dead_letters import DeadReason
 from policies.engine.outbox import CHANNEL, POSTS, refuse
 from policies.engine.sender import Sender, UnsentCommand
 from projections.engine.store.command_types import CommandType, live_types, own_types
-from projections.engine.views.view import CORE
 
 log = logging.getLogger(__name__)
 
 MOST_UNDECIDED = 2_000
-"""With so many commands that are not decided, those that messages of other services led to wait: clients' go first."""
+"""With so many commands of sources that are not decided, the next ones wait: no client's command waits behind more of them."""
+LONG_S = 30.0
+"""After so long it says that they wait."""
 LOOK_S = 1.0
 """How often the outbox is read, if nothing else happens."""
 PAUSE_S = 0.5
@@ -98,6 +100,7 @@ def mark_sent(connection: Connection, ids: Sequence[str]) -> None:
     connection.execute("update outbox set sent_at = now() where id = any(%s)", [ids])
 
 
+_UNDER_WAY = "select target, id from outbox where id = any(%s) and kind = 'send' and dead is null"
 _CLAIM = """
 insert into relay_leases as l
 select policy, partition, %(holder)s, now() + %(seconds)s * interval '1 s'
@@ -118,7 +121,7 @@ class Relay:
     """Sends due commands of these policies' partitions until `stop`. `run` blocks, in a thread of its own.
 
     `mine` returns the (policy, partition) that this process has now. `on_posts` is called when posts were wished. `yields`: its
-    commands wait while handlers have much to decide.
+    commands wait while many of them are not decided.
     """
 
     def __init__(
@@ -133,6 +136,9 @@ class Relay:
         self.settings = settings
         self.name = name
         self._yields = yields
+        self._to_decide: set[str] = set()
+        """If it yields, ids that it sends, until they are found to be decided or gone."""
+        self._went_on_at = time.monotonic()
         self._mine = mine
         self._on_posts = on_posts
         self._stopping = threading.Event()
@@ -226,12 +232,15 @@ class Relay:
             return LOOK_S / 4
         if self._sender.known >= MOST_KNOWN:
             return PAUSE_S
-        if self._yields and self._undecided_now(connection) > MOST_UNDECIDED:
+        if self._must_wait(connection):
             return PAGE_S
         [(now,)] = connection.execute("select now()")  # a host whose clock is fast sends no timer too soon
         most = MOST + self._sender.known
         rows = list(read_unsent(connection, mine, now + timedelta(seconds=LOOK_S), most))
-        send, due = self._sender.unsent([row for row in rows if self._is_decided(connection, row)], now)
+        known = [row for row in rows if self._is_decided(connection, row)]
+        if self._yields:
+            self._to_decide |= {row.id for row in known}
+        send, due = self._sender.unsent(known, now)
         for row in send:
             self._send(row)
         self._report_undecided({*self._undecided.values()})
@@ -240,14 +249,19 @@ class Relay:
             return PAGE_S
         return (due - now).total_seconds() if due else LOOK_S
 
-    def _undecided_now(self, connection: Connection) -> int:
-        """Commands in the topic that the read model does not show as decided."""
-        assert self._topic is not None, "it serves"
-        [(decided,)] = connection.execute(
-            "select coalesce(sum(command_offset + 1), 0) from positions where agent = %s and topic = %s",
-            (CORE, self.settings.events_topic),
-        )
-        return sum(topics.ends(self._topic, self._admin).values()) - int(decided)
+    def _must_wait(self, connection: Connection) -> bool:
+        """Whether too many of its commands are not decided. The topic's end would not tell: repeated commands get no commit."""
+        if len(self._to_decide) > MOST_UNDECIDED:
+            found = connection.execute(_UNDER_WAY, ([*self._to_decide],)).fetchall()
+            with suppress(ReadModelNotSetUp):
+                self._to_decide = {ident for _, ident in {*found} - outcomes_of(connection, found).keys()}
+        if len(self._to_decide) <= MOST_UNDECIDED:
+            self._went_on_at = time.monotonic()
+            self._status.well("backlog", "handlers have decided enough, and commands are sent again")
+        elif time.monotonic() - self._went_on_at > LONG_S:
+            what = f"{len(self._to_decide):,} of its commands are not decided, the next ones wait: `samefold doctor` says for what"
+            self._status.wrong("backlog", what, "waits")
+        return len(self._to_decide) > MOST_UNDECIDED
 
     def _is_decided(self, connection: Connection, row: UnsentCommand) -> bool:
         """Whether some release's handlers decide it. Until then it waits, and so does what comes behind it."""

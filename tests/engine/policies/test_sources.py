@@ -476,10 +476,12 @@ def traces_of(world: Settings) -> list[str]:
 
 @pytest.mark.slow
 def test_a_backlog_fills_neither_the_outbox_nor_the_topic_of_commands(
-    billing: Billing, monkeypatch: pytest.MonkeyPatch
+    billing: Billing, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Commands that clients repeat, which get no commit, are not taken for undecided ones."""
     monkeypatch.setattr(receiver, "MOST_UNSENT", 60)
     monkeypatch.setattr(relay, "MOST_UNDECIDED", 30)
+    monkeypatch.setattr(relay, "LONG_S", 0)
     monkeypatch.setattr(relay, "MOST", 10)
     billing.settings = world = billing.settings.model_copy(update={"batch": 20})
     event = {"specversion": "1.0", "id": "1", "source": "/x", "type": "paid.v1", "data": {"account": "a", "cents": 1}}
@@ -500,8 +502,12 @@ def test_a_backlog_fills_neither_the_outbox_nor_the_topic_of_commands(
     send(world, open_account("a"))
     with running(billing, source()), agent(world):
         until(lambda: is_done() or most_unsent >= 60, "the outbox is full")
+        until(lambda: "of its commands are not decided" in caplog.text, "it says that it waits")
         with handler(world):
             until(is_done, "all is received in the end")
+            send(world, *[deposit("a", "d", 7)] * 100)
+            billing.say({"account": "a", "cents": 1})
+            until(lambda: balance(world, "a") == 608, "a message is received after them")
     # a command is unsent until it is marked, a second after its acknowledgement
     assert most_unsent <= 60 + 20 + 30 + 2 * 10
     assert most_undecided <= 1 + 30 + 2 * 10
