@@ -12,7 +12,7 @@ def agents(prefix: str, agent: str) -> str:
 
 
 def sources(prefix: str) -> str:
-    """What the names of sources' groups begin with, on whichever Kafka; the policy's name and version follow."""
+    """What the names of sources' groups begin with, on whichever Kafka; the policy's name and version, and the log's id, follow."""
     return f"{prefix}-source-"
 
 

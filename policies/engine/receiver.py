@@ -97,8 +97,6 @@ class Receiver:
         self.policy = policy
         self.source = policy.source
         self.name = name
-        # each version has a group of its own: that whose turn it is must have all partitions
-        self._group = f"{names.sources(settings.group_prefix)}{policy.name}-{policy.version}"
         self._stopping = threading.Event()
         self._status = logs.StatusLog(log, f"source {policy.name}")
         self._places: dict[int, _Place] = {}
@@ -135,12 +133,16 @@ class Receiver:
 
     def _serve(self, connection: Connection) -> None:
         self._theirs, name = self.settings.of_source(self.source.name)
-        partitions = require_contract(self.settings, connection).partitions
+        events = require_contract(self.settings, connection)
+        # a group for each version, as that whose turn it is must have all partitions, and for each log: services and their
+        # environments may have the same prefix
+        begin = names.sources(self.settings.group_prefix)
+        self._group = f"{begin}{self.policy.name}-{self.policy.version}-{events.id[:8]}"
         if self.settings.source(self.source.name).secrets:
             topics.ensure_inbox(self.settings)
         self._admin = topics.Admin(self._theirs)
         self._topic = topics.describe(self._theirs, name, admin=self._admin)
-        self._reception = Reception(self.settings, self.policy, self._topic.id, partitions)
+        self._reception = Reception(self.settings, self.policy, self._topic.id, events.partitions)
         activations.start_new(self.settings, connection, self.policy)
         self._places, self._waiting, self._failed = {}, {}, []
         self._reader = clients.agent_consumer(self._theirs, group=self._group, tells_ends=True)

@@ -205,6 +205,19 @@ def test_a_message_that_can_not_be_received_is_a_dead_letter_with_its_place(
 
 
 @pytest.mark.slow
+def test_two_environments_with_one_prefix_get_all_messages_each(billing: Billing, stack: Stack, migrated: str) -> None:
+    world = billing.settings
+    with world_of(stack, migrated) as other:
+        set_up(other)
+        there = {"billing": Source(topic=billing.topic, bootstrap=world.kafka)}
+        staging = other.model_copy(update={"group_prefix": world.group_prefix, "sources": there})
+        for number in range(3):
+            billing.say({"account": "a", "cents": 1}, partition=number)
+        with running(billing, source()), in_a_loop(lambda: Policies(staging, [source()], "p2"), "p2"):
+            until(lambda: received(world) == received(staging) == 3, "both have all messages")
+
+
+@pytest.mark.slow
 def test_a_source_begins_where_its_setting_says(world: Settings) -> None:
     set_up(world)
     billing = Billing(world)
