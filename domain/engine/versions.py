@@ -9,10 +9,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import ModuleType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, get_args
 
 import msgspec
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core.core_schema import ErrorType
 
 from domain.engine import storable
 from domain.language import kebab
@@ -25,6 +26,9 @@ Steps: TypeAlias = Mapping[int, Upcaster]
 
 UPCASTER_IMPORT = "from domain.language import Body, upcaster"
 """What the lines that hints show need."""
+
+MOST_PROBLEMS = 3
+"""Of one value, in a log."""
 
 _FORMAT = re.compile(r'"format": "([^"]*)"')
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -149,6 +153,21 @@ def reader(fact: type, step: Older) -> Callable[[bytes | msgspec.Raw], Any]:
 def summary(error: ValidationError) -> str:
     """Where and what, but not the value: it may be long or confidential."""
     return "; ".join(f"{where}: {what}" for where, what in problems(error))
+
+
+def outline(error: ValidationError) -> str:
+    """The first problems without what may be of a value: the keys of a dict, and the text of an author's check."""
+    found = []
+    for one in error.errors(include_url=False, include_context=False, include_input=False)[:MOST_PROBLEMS]:
+        kind, last = one["type"], len(one["loc"]) - 1
+        place = [
+            str(name) if isinstance(name, int) or at == 0 or (kind, at) == ("missing", last) else "[…]"
+            for at, name in enumerate(one["loc"])
+        ]
+        is_told = kind in get_args(ErrorType) and kind not in ("value_error", "assertion_error", "union_tag_invalid")
+        found.append(f"{'.'.join(place) or 'body'}: {one['msg'] if is_told else 'a check refuses it'}")
+    more = error.error_count() - len(found)
+    return "; ".join(found) + (f"; and {more} more" if more else "")
 
 
 def problems(error: ValidationError) -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ import base64
 import hashlib
 import json
 import re
+import traceback
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import partial
@@ -19,13 +20,13 @@ from msgspec import UNSET, Meta, UnsetType
 from pydantic import ValidationError
 
 from commands.intake import bad_relation
-from domain.engine.versions import summary
+from domain.engine.versions import outline
 from infra.errors import SamefoldError, in_words
 from infra.log.records import time_of
 from infra.processes.time_limit import FAULTS, TooSlow, watched
 from infra.settings import Settings
 from policies.engine.inbox import HOOK, ID
-from policies.engine.outbox import Cause, Wish, dead_message, id_of_message, of_message
+from policies.engine.outbox import BadWish, Cause, Wish, dead_message, id_of_message, of_message
 from policies.engine.policy import Policy
 from policies.engine.source import Received, Source
 from projections.engine.views.event_context import At
@@ -43,6 +44,10 @@ class Result(StrEnum):
 
 class BadMessage(ValueError):
     """A message can't be read. It says why, without any value."""
+
+
+class EndedProcesses(Exception):
+    """What a message is said to have done."""
 
 
 class MessageFailed(SamefoldError):
@@ -115,7 +120,7 @@ def read(source: Source, raw: Raw) -> Message | Result:
     try:
         fact = adapter.validate_json(bytes(found.body))
     except ValidationError as error:
-        raise BadMessage(f"{error.title}: {summary(error)}") from None
+        raise BadMessage(f"{error.title}: {outline(error)}") from None
     except Exception as error:  # of a check that the author wrote
         raise BadMessage(f"a check of its class raised {type(error).__name__}") from None
     at = Received(
@@ -266,7 +271,7 @@ class Reception:
         except BadMessage:
             raise
         except FAULTS as error:
-            raise self._failed(at, error) from error
+            raise self._failed(at, error) from None
 
     @watched(lambda local: f"receiving message {local['at'].offset} of {local['at'].stream}")
     def _wishes(self, message: Message, place: Sequence[str | int], at: At) -> list[Wish]:
@@ -275,16 +280,23 @@ class Reception:
             return of_message(partial(self._source.receive, message.fact, message.at), place, at, self._partitions)
         except FAULTS as error:
             if self._policy.on_poison == "park" and not isinstance(error, TooSlow):
-                raise BadMessage(f"`receive` raised {type(error).__name__}") from error
-            raise self._failed(at, error) from error
+                raise BadMessage(f"`receive` failed: {self._in_words(error)}") from None
+            raise self._failed(at, error) from None
 
     def _ended(self, at: At) -> Exception:
-        error = EndedProcesses("it ended processes, one after the other; their logs or exit codes say how")
+        error = EndedProcesses("it ended one process after the other; their logs or exit codes say how")
         return BadMessage(str(error)) if self._policy.on_poison == "park" else self._failed(at, error)
 
     def _failed(self, at: At, error: BaseException) -> MessageFailed:
+        parks = "" if isinstance(error, TooSlow) else '; or let such messages become dead letters: ON_POISON = "park"'
         return MessageFailed(
-            f"Source '{self._policy.name}' can't receive {at.stream}@{at.offset}: {in_words(error).rstrip('.')}.",
-            f"Nothing was skipped. Correct policies/{self._policy.name}.py and start again; or let such messages become dead "
-            'letters: ON_POISON = "park".',
+            f"Source '{self._policy.name}' can't receive {at.stream}@{at.offset}: {self._in_words(error)}.",
+            f"Nothing was skipped. Correct policies/{self._policy.name}.py and start again{parks}.",
         )
+
+    def _in_words(self, error: BaseException) -> str:
+        """What was raised, and the line of the source's file. An author's text may hold a value."""
+        what = in_words(error) if isinstance(error, TooSlow | BadWish | EndedProcesses) else type(error).__name__
+        file = self._source.receive.__code__.co_filename
+        lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == file]
+        return f"{what} at policies/{self._policy.name}.py:{lines[-1]}" if lines else what

@@ -28,10 +28,10 @@ from commands.intake import bad_name, fingerprint_of
 from domain.engine.contexts import Context, contexts
 from domain.engine.personal.fields import sealed_validator
 from domain.engine.storable import Lost, encode, require_same
-from domain.engine.versions import stored_type, summary
+from domain.engine.versions import outline, stored_type
 from domain.language import Refusal
 from infra.database.connect import Connection
-from infra.errors import printable
+from infra.errors import MOST_WORDS, printable
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, Commit, time_of
 from infra.settings import ENDPOINT_NAME
@@ -173,7 +173,7 @@ def of_message(
 
 def dead_message(place: Sequence[str | int], at: At, why: str) -> Wish:
     """A dead letter for a message that can't be received: the stream of `at` is its topic and partition, the version its offset."""
-    return Wish(id_of_message(place), "message", 0, at, dead=f"{DeadReason.BAD_MESSAGE}: {printable(why)}")
+    return Wish(id_of_message(place), "message", 0, at, dead=f"{DeadReason.BAD_MESSAGE}: {printable(why)[:MOST_WORDS]}")
 
 
 def id_of_message(place: Sequence[str | int]) -> str:
@@ -198,10 +198,12 @@ def _made_of(
                 if problem := bad_name(wish.stream, "id"):
                     yield _dead(ident(number), "send", number, f"{type(wish.command).__name__}: {problem}", at)
                     continue
+                if wish.stream.partition("/")[0] not in contexts():  # its name may be a value of the message
+                    raise BadWish(f"it sends a {type(wish.command).__name__} to a stream of no context")
                 here = msgspec.structs.replace(at, stream=wish.stream, partition=partition_of(wish.stream, partitions))
             yield from _made(wish, ident(number), number, here)
     except ValidationError as error:
-        why = f"{error.title}: {summary(error)}. The wishes from this one on are not made"
+        why = f"{error.title}: {outline(error)}. The wishes from this one on are not made"
         yield _dead(ident(number + 1), "send", number + 1, why, at)
 
 
@@ -219,7 +221,7 @@ def _made(wish: Any, ident: str, number: int, at: At) -> Iterator[Wish]:
                 if hasattr(otherwise, "refusal"):
                     otherwise = replace(otherwise, refusal=DeadReason.INVALID_WISH)
             except ValidationError as error:
-                yield _dead(ident, "send", number, f"{error.title}: {summary(error)}", at)
+                yield _dead(ident, "send", number, f"{error.title}: {outline(error)}", at)
             else:
                 follows = Send(at.stream, otherwise, ignore=wish.ignore, later=wish.later, after=wish.after)
                 yield from _made(follows, ident, number, at)
@@ -227,7 +229,9 @@ def _made(wish: Any, ident: str, number: int, at: At) -> Iterator[Wish]:
 
 def _dead(ident: str, kind: str, number: int, why: str, at: At) -> Wish:
     # with a fingerprint that no command has: an outcome under this id, of a restored log, does not end it
-    return Wish(ident, kind, number, at, fingerprint="", dead=f"{DeadReason.INVALID_WISH}: {printable(why)}")
+    return Wish(
+        ident, kind, number, at, fingerprint="", dead=f"{DeadReason.INVALID_WISH}: {printable(why)[:MOST_WORDS]}"
+    )
 
 
 def _post(wish: Post, ident: str, number: int, at: At) -> Wish:
@@ -296,12 +300,12 @@ def _command(stream: str, command: Any) -> tuple[str, bytes]:
         raise BadWish(f"it sends to {stream}, but no context is called '{name}'")
     of: type = type(command)
     if of not in context.commands.values():
-        raise BadWish(f"it sends a {of.__name__} to {stream}, but that is no command of '{name}'")
+        raise BadWish(f"it sends a {of.__name__} to '{name}', but that is no command of '{name}'")
     body = encode(command)
     try:
         require_same(command, sealed_validator(of)(body))
     except ValidationError as error:  # without any value: it may be plain text where it must be sealed
-        raise InvalidWish(f"{of.__name__}: {summary(error)}") from None
+        raise InvalidWish(f"{of.__name__}: {outline(error)}") from None
     except Lost:
         raise InvalidWish(f"{of.__name__}: it has a value that JSON does not give back") from None
     return stored_type(of), body

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import traceback
 from types import ModuleType
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from domain.language import Cents
+from infra.settings import Settings, Source
 from policies.engine import Received, message
-from policies.engine.messages import Message, Raw, read
+from policies.engine.messages import Message, MessageFailed, Raw, Reception, read
 from policies.engine.policy import BadPolicy, policy_of
 
 HEAD = """
@@ -83,6 +85,46 @@ def test_a_message_and_its_parts_ignore_what_they_do_not_name_and_refuse_other_t
     for body in ('{"lines": [{"cents": "3"}]}', '{"lines": [{"cents": -3}]}', '{"lines": [{}]}', "{}", "[]"):
         with pytest.raises(ValidationError):
             read(body)
+
+
+FAILING = """
+from domain.accounts import Deposit
+
+@message("d.v1")
+class D:
+    what: str
+    prices: dict[str, int]
+
+    def __post_init__(self):
+        if self.what == "check":
+            raise ValueError("secret")
+
+def receive(message: D, at: Received) -> Iterable[Send]:
+    if message.what == "receive":
+        raise KeyError("secret")
+    yield Send(message.what, Deposit(cents=1, on=at.time.date()))
+"""
+
+
+def test_what_is_said_of_a_message_has_no_value_of_it_and_an_end() -> None:
+    def said(what: str, prices: object, on_poison: str = "park") -> str:
+        policy = policy_of(source(f"{FAILING}\nON_POISON = {on_poison!r}"))
+        body = json.dumps({"type": "d.v1", "data": {"what": what, "prices": prices}}).encode()
+        reception = Reception(Settings(sources={"billing": Source(topic="t")}), policy, "topic", 3)
+        [(wish, _)] = reception.handled(Raw("t", 0, 0, 0, None, body, {})).wishes
+        return str(wish.dead)
+
+    line = (HEAD + FAILING).split("\n").index('        raise KeyError("secret")') + 1
+    assert said("receive", {}) == f"bad-message: `receive` failed: KeyError at policies/from_billing.py:{line}"
+    with pytest.raises(MessageFailed) as failed:
+        said("receive", {}, "stop")
+    assert f"KeyError at policies/from_billing.py:{line}." in failed.value.message
+    assert "secret" not in "".join(traceback.format_exception(failed.value))
+    assert said("check", {}) == "bad-message: D: body: a check refuses it"
+    found = said("x", {f"secret{number}": "x" for number in range(100)})
+    assert found.startswith("bad-message: D: prices.[…]: Input should be a valid integer;")
+    assert found.endswith("; and 97 more")
+    assert "secret" not in found + said("secret/1", {})
 
 
 def test_a_source_reacts_to_no_event_and_a_test_names_its_source_alone() -> None:
