@@ -296,7 +296,9 @@ class Reception:
 
     def _in_words(self, error: BaseException) -> str:
         """What was raised, and the line of the source's file. An author's text may hold a value."""
-        what = in_words(error) if isinstance(error, TooSlow | BadWish | EndedProcesses) else type(error).__name__
+        if isinstance(error, EndedProcesses):
+            return str(error)
+        what = in_words(error) if isinstance(error, TooSlow | BadWish) else type(error).__name__
         file = self._source.receive.__code__.co_filename
         lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == file]
         return f"{what} at policies/{self._policy.name}.py:{lines[-1]}" if lines else what

@@ -5,17 +5,20 @@ Ends of other kinds, and at other moments, are in make prove.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import NewTopic
 from psycopg.types.json import Json
 
 from demo import tree
 from demo.crew import Crew
 from domain.accounts import AccountOpened
 from infra.database.connect import connect
+from infra.log import clients
 from infra.log.partitioner import partition_of
-from infra.settings import Settings
+from infra.settings import Settings, Source
 from projections.engine.operate.verify import verify
 from projections.engine.rebuild.rebuild import resume
 from projections.engine.store.positions import Attempt
@@ -24,7 +27,7 @@ from tests.engine.bookkeeper import DAY
 from tests.engine.projections.test_agent import Log, rows, transactions
 from tests.engine.projections.test_slow_folds import EVOLVE
 from tests.engine.service.test_two_releases import write_tree
-from tests.engine.spine import commits, deposit, open_account, send
+from tests.engine.spine import commits, deposit, open_account, send, set_up
 from tools.testing.fixtures import ROOT
 from tools.testing.waiting import until
 
@@ -56,6 +59,29 @@ def react(event: MoneyDeposited, at: At) -> list[Send]:
     if at.version == 3 and __import__("pathlib").Path("{}").exists():
         __import__("os").kill(__import__("os").getpid(), 9)
     return [Send(f"accounts/{{at.id}}-{{at.version}}", Deposit(cents=event.cents, on=event.on))]
+"""
+
+HEAR = """
+import os
+from datetime import date
+
+from domain.accounts import Deposit
+from domain.language import Cents, Text
+from policies.engine import Received, Send, message
+
+VERSION = 1
+SOURCE = "billing"
+
+
+@message()
+class Paid:
+    account: Text
+    cents: Cents
+
+
+def receive(message: Paid, at: Received) -> list[Send]:
+    {}
+    return [Send(f"accounts/{{message.account}}", Deposit(cents=message.cents, on=date(2026, 1, 1)))]
 """
 
 
@@ -157,3 +183,33 @@ def test_a_policy_that_ends_its_process_holds_one_partition_until_it_can_go_on(w
     cause.unlink()
     with running(world, tmp_path, "policies/forward.py", "", code, policies=True):
         until(lambda: len(decided("a")) == 3, "it is tried again, and goes on")
+
+
+def test_a_message_that_ends_its_process_holds_one_partition_until_the_code_is_corrected(
+    world: Settings, tmp_path: Path
+) -> None:
+    def paid(account: str) -> int:
+        return sum(commit.stream == f"accounts/{account}" for commit in commits(world)) - 1
+
+    set_up(world)
+    topic = world.events_topic.replace("events", "billing")
+    world = world.model_copy(update={"sources": {"billing": Source(topic=topic)}})
+    admin = clients.admin(world)
+    [made] = admin.create_topics([NewTopic(topic, 2, 1)]).values()
+    made.result(60)
+    send(world, open_account("a"), open_account("b"))
+    producer = clients.producer(world)
+    for partition, account, count in ((0, "a", 5), (1, "b", 3)):
+        for cents in range(1, count + 1):
+            producer.produce(topic, json.dumps({"account": account, "cents": cents}).encode(), partition=partition)
+    producer.flush(60)
+    ends = HEAR.format("if at.partition == 0 and message.cents == 4:\n        os.kill(os.getpid(), 9)")
+    with running(world, tmp_path, "policies/hear.py", "", ends, policies=True) as crew:
+        file = tmp_path / f"{crew.policies[0].name}.log"
+        until(
+            lambda: file.exists() and "receive " + topic + "/0@3: it ended one process" in file.read_text(), "it says"
+        )
+        until(lambda: (paid("a"), paid("b")) == (3, 3), "what comes before it and the other partition go on")
+    with running(world, tmp_path, "policies/hear.py", "", HEAR.format("pass"), policies=True):
+        until(lambda: paid("a") == 5, "corrected code goes on")
+    assert paid("b") == 3
