@@ -421,7 +421,7 @@ def _run(connection: Connection, statements: Iterable[Statement]) -> list[Callab
 
 def _first_half(wish: Wish, cause: Cause) -> _Row:
     at = wish.at
-    is_timer = wish.due is not None and wish.due >= time_of(at.time_ms) + TICK
+    is_timer = wish.due is not None and wish.due - time_of(at.time_ms) >= TICK
     depth = 0 if is_timer else cause.depth + 1
     return {
         **wish._asdict(),  # also what is no column, and is not written

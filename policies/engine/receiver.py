@@ -45,8 +45,12 @@ PAUSE_S = 0.5
 """While a store is unavailable."""
 CHECK_S = 1.0
 """How often the topic, the activations and the partitions that wait are looked at."""
-AGAIN_S = 10.0
-"""After that a message whose `receive` failed is tried again."""
+AGAIN_S, MOST_AGAIN_S = 10.0, 300.0
+"""After that a message whose `receive` failed is tried again; it doubles each time."""
+SETTLED_S = 30.0
+"""After that without an error, a source counts as one that receives."""
+WORK_S = 0.1
+"""After that, messages in hand wait: the main thread runs the code of all policies."""
 MOST_WISHES_AT_ONCE = 10_000
 """With so many, a transaction is full at the end of a message."""
 ATTEMPTS = 3
@@ -107,8 +111,12 @@ class Receiver:
         """By partition, the attempt that was noted when this process looked where to go on."""
         self._begun: set[int] = set()
         """Partitions of which this process has received what it began with."""
+        self._again_s: dict[int, float] = {}
+        """By partition that failed at its next message, how long it waited last."""
         self._is_assigned = False
         """Whether `_reader` fetches from `_places`."""
+        self._kept: tuple[list[Raw], Mapping[int, int]] = [], {}
+        """What it has fetched, and `_receive` has left for later."""
         self._failed: list[KafkaError] = []
         """For which the member of the group has ended."""
 
@@ -127,7 +135,7 @@ class Receiver:
                 stopped.set(1)
                 self._status.wrong("stores", error.message, "away")
                 self._stopping.wait(PAUSE_S)
-            except SamefoldError:
+            except Exception:
                 stopped.set(1)
                 raise
 
@@ -140,11 +148,12 @@ class Receiver:
         self._group = f"{begin}{self.policy.name}-{self.policy.version}-{events.id[:8]}"
         if self.settings.source(self.source.name).secrets:
             topics.ensure_inbox(self.settings)
-        self._admin = topics.Admin(self._theirs)
+        self._admin = topics.Admin(self._theirs, topics.TRY_S)
         self._topic = topics.describe(self._theirs, name, admin=self._admin)
         self._reception = Reception(self.settings, self.policy, self._topic.id, events.partitions)
         activations.start_new(self.settings, connection, self.policy)
         self._places, self._waiting, self._failed = {}, {}, []
+        self._settled_at = time.monotonic() + SETTLED_S
         self._reader = clients.agent_consumer(self._theirs, group=self._group, tells_ends=True)
         member = clients.group_consumer(
             self._theirs,
@@ -235,7 +244,8 @@ class Receiver:
                     self._look(connection, known, number)
         for number, place in self._places.items():
             metrics.SOURCE_LAG.labels(self.policy.name, str(number)).set(max(found.end[number] - place.offset, 0))
-        metrics.SOURCE_STOPPED.labels(self.policy.name, "all").set(0)
+        if now >= self._settled_at:
+            metrics.SOURCE_STOPPED.labels(self.policy.name, "all").set(0)
         self._status.well("stores", "Kafka and the database are available again")
 
     def _look(self, connection: Connection, known: Sequence[Activation], number: int) -> None:
@@ -271,11 +281,12 @@ class Receiver:
             "set topic_id = excluded.topic_id, next_offset = excluded.next_offset, activation = excluded.activation",
             (self.policy.name, number, self._topic.id, at, known[-1].number),
         )
-        subject = f"partition {number}"
         first, end = self._topic.first[number], self._topic.end[number]
         if version != self.policy.version:
             what = f"the next messages belong to version {version}, and this code has {self.policy.version}"
-            self._status.wrong(subject, f"{what}: `samefold policies` says what to do", f"version {version}")
+            self._status.wrong(
+                f"partition {number}", f"{what}: `samefold policies` says what to do", f"version {version}"
+            )
         elif not first <= at <= end:
             trimmed = SourceTrimmed(
                 f"{self._topic.name}[{number}] holds the offsets {first} to {end}, and source '{self.policy.name}' has received "
@@ -288,13 +299,11 @@ class Receiver:
             self._places[number] = _Place(at, known[-1].number, ends_at(here, number, at))
             del self._waiting[number]
             self._is_assigned = False
-            self._status.well(subject, f"receives {self._topic.name}[{number}] from offset {at} on")
-            metrics.SOURCE_STOPPED.labels(self.policy.name, str(number)).set(0)
 
-    def _stops(self, number: int, error: SamefoldError) -> None:
+    def _stops(self, number: int, error: SamefoldError, wait_s: float = AGAIN_S) -> None:
         """Receive nothing more of the partition, until it is tried again."""
         self._places.pop(number, None)
-        self._waiting[number] = time.monotonic() + AGAIN_S
+        self._waiting[number] = time.monotonic() + wait_s
         self._is_assigned = False
         self._status.wrong(f"partition {number}", f"stops: {error.code}: {error}", error.message, logging.ERROR)
         metrics.SOURCE_STOPPED.labels(self.policy.name, str(number)).set(1)
@@ -312,7 +321,7 @@ class Receiver:
 
     # ── messages ──
 
-    def _taken(self) -> tuple[list[Raw], dict[int, int]]:
+    def _taken(self) -> tuple[list[Raw], Mapping[int, int]]:
         """The next messages, and the ends of partitions, beyond what transactions left there. Waits up to POLL_S."""
         name = self._topic.name
         if not self._is_assigned:
@@ -321,6 +330,8 @@ class Receiver:
                 self._reader, [TopicPartition(name, number, at.offset) for number, at in self._places.items()]
             )
             self._is_assigned = True
+        elif self._kept[0]:
+            return self._kept
         found = self._reader.consume(1, POLL_S)
         if found:
             found += self._reader.consume(self.settings.batch, 0)
@@ -380,10 +391,10 @@ class Receiver:
 
     def _receive(self, connection: Connection, raws: Sequence[Raw], ends: Mapping[int, int]) -> None:
         """Write what the messages lead to, and move the positions, in one transaction."""
-        handled, after, failed, is_whole = in_main_thread(partial(self._handle, raws))
-        if not is_whole:  # the rest comes again
-            self._is_assigned, ends = False, {}
-        for number in ends.keys() & self._places.keys() - failed.keys():
+        handled, after, failed, rest = in_main_thread(partial(self._handle, raws))
+        self._kept = rest, ends
+        at_end = set() if rest else ends.keys() & self._places.keys() - failed.keys()
+        for number in at_end:
             end, stop = ends[number], self._places[number].stop
             after[number] = max(after.get(number, 0), end if stop is None else min(end, stop))
         moved = {number: at for number, at in after.items() if at > self._places[number].offset}
@@ -397,6 +408,10 @@ class Receiver:
             reach("messages received")
             for result, count in counts.items():
                 metrics.SOURCE_MESSAGES.labels(self.policy.name, result).inc(count)
+        for number in moved.keys() | at_end:
+            self._again_s.pop(number, None)
+            self._status.well(f"partition {number}", f"receives {self._topic.name}[{number}]")
+            metrics.SOURCE_STOPPED.labels(self.policy.name, str(number)).set(0)
         for number, at in moved.items():
             place = self._places[number]
             self._places[number] = place._replace(offset=at)
@@ -405,20 +420,22 @@ class Receiver:
                 del self._places[number]
                 self._is_assigned = False
         for number, failure in failed.items():
-            self._stops(number, failure)
+            self._again_s[number] = min(2 * self._again_s.get(number, AGAIN_S / 2), MOST_AGAIN_S)
+            self._stops(number, failure, self._again_s[number])
 
-    def _handle(self, raws: Sequence[Raw]) -> tuple[list[Handled], dict[int, int], dict[int, MessageFailed], bool]:
-        """What became of the messages, up to MOST_WISHES_AT_ONCE, and whether that is all of them.
+    def _handle(self, raws: Sequence[Raw]) -> tuple[list[Handled], dict[int, int], dict[int, MessageFailed], list[Raw]]:
+        """What became of the messages, up to MOST_WISHES_AT_ONCE and for WORK_S, and those that are left.
 
         By partition, the position after them, and the error that ended them.
         """
+        until = time.monotonic() + WORK_S
         after: dict[int, int] = {}
         handled: list[Handled] = []
         failed: dict[int, MessageFailed] = {}
         wishes = 0
-        for raw in raws:
-            if wishes >= MOST_WISHES_AT_ONCE:
-                return handled, after, failed, False
+        for done, raw in enumerate(raws):
+            if wishes >= MOST_WISHES_AT_ONCE or (done and time.monotonic() >= until):
+                return handled, after, failed, [*raws[done:]]
             place, number = self._places.get(raw.partition), raw.partition
             if place is None or number in failed or raw.offset < after.get(number, place.offset):
                 continue
@@ -432,7 +449,7 @@ class Receiver:
             else:
                 after[number] = raw.offset + 1
                 wishes += len(handled[-1].wishes)
-        return handled, after, failed, True
+        return handled, after, failed, []
 
     def _write(self, connection: Connection, moved: Mapping[int, int], handled: Sequence[Handled]) -> Counter[Result]:
         """Raises _Fenced."""

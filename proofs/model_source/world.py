@@ -282,7 +282,7 @@ class World:
         one._places, one._waiting = ({0: place} if place else {}), ({} if place else {0: 0.0})
         session = _Session(self.database, ends_at)
         try:
-            with mock.patch.object(receiver, "write_of_messages", _written):
+            with mock.patch.multiple(receiver, write_of_messages=_written, WORK_S=float("inf")):
                 step(one, session)
             place = one._places.get(0)
         except _Killed:

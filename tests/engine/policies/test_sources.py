@@ -5,10 +5,11 @@ Messages are received once in effect, whatever they look like, and however often
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,14 +27,17 @@ from infra.log import clients, topics
 from infra.log.records import Headers, encode
 from infra.log.source import read_held
 from infra.log.topics import TopicMissing
+from infra.observability.metrics import REGISTRY
 from infra.observability.tracing import traceparent
+from infra.processes import faultpoints
+from infra.processes.faultpoints import Point
 from infra.settings import Settings, Source
 from policies.engine import Received, Send, message, policy, receiver, relay
 from policies.engine.activations import Messages, begin_of, remove, reposition, switch
 from policies.engine.operate import Which, retry, wishes
 from policies.engine.policy import Policy, policy_of
 from policies.engine.process import Policies
-from policies.engine.receiver import SourceRecreated, SourceTrimmed
+from policies.engine.receiver import Receiver, SourceRecreated, SourceTrimmed
 from tests.engine.api.api import agent, in_a_loop
 from tests.engine.policies.publishers import publisher
 from tests.engine.policies.test_policies import FORWARD, balance, open_wishes
@@ -132,6 +136,20 @@ def received(world: Settings, name: str = "from_billing") -> int:
 def dead(world: Settings) -> list[str]:
     with connect(world, "test") as db:
         return [why for (why,) in db.execute("select dead from outbox where dead is not null order by version, number")]
+
+
+def is_stopped(partition: str) -> float | None:
+    return REGISTRY.get_sample_value("samefold_source_stopped", {"policy": "from_billing", "partition": partition})
+
+
+def test_a_defect_that_ends_a_source_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(receiver, "session", fails)
+    with pytest.raises(ZeroDivisionError):
+        Receiver(Settings(), source(), "p1").run()
+    assert is_stopped("all") == 1
 
 
 def all_received(billing: Billing, name: str = "from_billing") -> None:
@@ -282,11 +300,13 @@ def test_what_follows_goes_to_the_stream_that_the_command_went_to(billing: Billi
 
 
 @pytest.mark.slow
-def test_a_source_that_fails_at_a_message_stops_there_alone(billing: Billing) -> None:
-    world = billing.settings
+def test_a_source_that_fails_at_a_message_stops_there_alone(billing: Billing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiver, "AGAIN_S", 0.1)
+    world, seen = billing.settings, list[float | None]()
 
     def fails(message: Paid, at: Received) -> Iterable[Send]:
         if message.cents == 13:
+            seen.append(is_stopped("1"))
             raise ZeroDivisionError("secret-value")
         yield from receive(message, at)
 
@@ -299,9 +319,12 @@ def test_a_source_that_fails_at_a_message_stops_there_alone(billing: Billing) ->
         send(world, open_account("a"))
         said()
         until(lambda: balance(world, "a") == 202, "the other partitions go on")
+        until(lambda: len(seen) > 4, "it is tried again and again")
+        assert {*seen[2:]} == {1}, "an alert can wait for it"
         assert received(world) == billing.end() - 2
     with running(billing, source(receive=fails, ON_POISON="park")), handler(world), agent(world):
         until(lambda: balance(world, "a") == 212, "the partition goes on")
+        until(lambda: is_stopped("1") == 0, "it says so")
         assert [why.partition(":")[0] for why in dead(world)] == ["bad-message"]
         assert "secret-value" not in dead(world)[0]
 
@@ -537,7 +560,8 @@ class Order:
 
 
 def obey(message: Order, at: Received) -> Iterable[Send]:
-    yield Send(message.stream, Deposit(cents=1, on=DAY), otherwise=ChargeFee(cents=1, on=DAY))
+    past = datetime(2020, 1, 1, tzinfo=UTC)
+    yield Send(message.stream, Deposit(cents=1, on=DAY), due=past, otherwise=ChargeFee(cents=1, on=DAY))
 
 
 @pytest.mark.slow
@@ -562,10 +586,13 @@ def test_odd_values_of_another_team_end_nothing(billing: Billing) -> None:
 
 
 @pytest.mark.slow
-def test_many_wishes_of_many_messages_are_written_in_several_transactions(
-    billing: Billing, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("name", "most"), [("MOST_WISHES_AT_ONCE", 20), ("WORK_S", 0.0)])
+def test_many_wishes_or_much_work_of_many_messages_are_several_transactions(
+    billing: Billing, monkeypatch: pytest.MonkeyPatch, name: str, most: float
 ) -> None:
-    monkeypatch.setattr(receiver, "MOST_WISHES_AT_ONCE", 20)
+    monkeypatch.setattr(receiver, name, most)
+    points = Counter[Point]()
+    monkeypatch.setattr(faultpoints, "hook", lambda point: points.update([point]))
     world = billing.settings
 
     def ten(message: Paid, at: Received) -> Iterable[Send]:
@@ -578,3 +605,4 @@ def test_many_wishes_of_many_messages_are_written_in_several_transactions(
     with running(billing, source(receive=ten)), handler(world), agent(world):
         until(lambda: balance(world, "a") == 450, "all is paid")
         all_received(billing)
+    assert points["messages received"] >= 450 / 20
