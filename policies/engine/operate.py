@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -309,17 +309,23 @@ def wish(settings: Settings, ident: str) -> dict[str, Any]:
     return row
 
 
-def retry(settings: Settings, which: Which, advance: Callable[[int], object] = lambda _: None) -> tuple[int, int]:
+def retry(
+    settings: Settings,
+    which: Which,
+    advance: Callable[[int], object] = lambda _: None,
+    refused: Callable[[str, str], object] = lambda *_: None,
+) -> tuple[int, int]:
     """Have dead letters sent again, rejected commands under new ids, in the order of their events: how many are, and can't be.
 
-    STEP of them at once; `advance` gets the number of each step's wishes. With ids it is all or none of them, unless they
+    STEP of them at once; `advance` gets the number of each step's wishes, `refused` the id of each message that this code can't
+    receive, and why. With ids it is all or none of them, unless they
     change meanwhile. Raises NoSuchWish, NotDead, DatabaseUnavailable.
     """
     if which.ids is not None:
         _require_dead(settings, which.ids)
     retried = seen = 0
     for connection, ids in _steps(settings, which):
-        retried += _receive_again(settings, connection, ids)
+        retried += _receive_again(settings, connection, ids, refused)
         with connection.transaction():
             retried += posts.revive(connection, ids) + connection.execute(_AGAIN, (ids,)).rowcount
             rejected = [ident for (ident,) in connection.execute(_REJECTED, (ids,))]
@@ -331,13 +337,25 @@ def retry(settings: Settings, which: Which, advance: Callable[[int], object] = l
     return retried, seen - retried
 
 
-def _receive_again(settings: Settings, connection: Connection, ids: Sequence[str]) -> int:
+def _receive_again(
+    settings: Settings, connection: Connection, ids: Sequence[str], refused: Callable[[str, str], object]
+) -> int:
     """Receive those of these that are messages which could not be received by this code; how many it could."""
-    received = 0
-    for ident, policy, stream, offset in connection.execute(_MESSAGES, (ids,)).fetchall():
-        code = declared.discover().get(policy)
-        if code is not None and code.source is not None:
-            received += received_again(settings, connection, code, ident, stream, offset)
+    dead: dict[str, list[tuple[str, str, int]]] = {}
+    for policy, *one in connection.execute(_MESSAGES, (ids,)).fetchall():
+        dead.setdefault(policy, []).append((one[0], one[1], one[2]))
+    received, known = 0, declared.discover() if dead else {}
+    for policy, found in dead.items():
+        code = known.get(policy)
+        if code is None or code.source is None:
+            whys: Iterable[str | None] = [f"this code has no source '{policy}'"] * len(found)
+        else:
+            whys = received_again(settings, connection, code, found)
+        for (ident, _, _), why in zip(found, whys, strict=True):
+            if why is None:
+                received += 1
+            else:
+                refused(ident, why)
     return received
 
 
@@ -366,7 +384,7 @@ update outbox set kind = 'dropped', body = null, then_type = null, otherwise_typ
 """.encode()  # noqa: S608
 _CAN_BE_SENT = f"kind = 'send' and dead is not null and dead not like '{DeadReason.INVALID_WISH}%%' and outcome is null"
 _MESSAGES = (
-    "select id, policy, stream, version from outbox where id = any(%s) and kind = 'message' order by stream, version"
+    "select policy, id, stream, version from outbox where id = any(%s) and kind = 'message' order by stream, version"
 )
 _REJECTED = f"""
 select id from outbox where id = any(%s) and dead like '{DeadReason.REFUSED}: %%' order by id for update

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -25,7 +25,7 @@ from infra.errors import SamefoldError
 from infra.log import clients, names, topics
 from infra.log.clients import KafkaUnavailable
 from infra.log.contract import require_contract
-from infra.log.records import Headers
+from infra.log.records import Headers, Record
 from infra.log.source import is_not_held, read_held
 from infra.observability import logs, metrics
 from infra.processes.faultpoints import reach
@@ -470,32 +470,44 @@ class Receiver:
 
 
 def received_again(
-    settings: Settings, connection: Connection, policy: Policy, ident: str, stream: str, offset: int
-) -> bool:
-    """Receive a message whose dead letter is `ident` by today's code. Returns whether it could be.
+    settings: Settings, connection: Connection, policy: Policy, dead: Iterable[tuple[str, str, int]]
+) -> Iterator[str | None]:
+    """Receive messages by today's code, whose dead letters have this id, stream and offset. Yields why each can't be, if so.
 
-    It can't where its topic was made anew or does not hold it any more. Raises MessageFailed, and the errors of Kafka.
+    Raises the errors of Kafka.
     """
     assert policy.source, "it is a source"
     theirs, name = settings.of_source(policy.source.name)
-    topic, number = topics.describe(theirs, name), int(stream.rpartition("/")[2])
+    topic = topics.describe(theirs, name)
     reception = Reception(settings, policy, topic.id, require_contract(settings, connection).partitions)
-    if ident != reception.dead_id(number, offset) or not topic.first[number] <= offset < topic.end[number]:
-        return False
     reader = clients.range_consumer(theirs, group=names.sources(settings.group_prefix) + policy.name)
-    headers: dict[int, Headers] = {}
     try:
-        [(found, _), *_] = read_held(theirs, name, number, offset, offset + 1, consumer=reader, headers=headers)
+        for ident, stream, offset in dead:
+            number, headers = int(stream.rpartition("/")[2]), dict[int, Headers]()
+            found: list[Record] = []
+            if ident == reception.dead_id(number, offset) and topic.first[number] <= offset < topic.end[number]:
+                held = read_held(theirs, name, number, offset, offset + 1, consumer=reader, headers=headers)
+                found = [record for batch, _ in held for record in batch]
+            if not found:  # made anew, trimmed or compacted
+                yield f"{name}[{number}] does not hold it any more"
+                continue
+            try:
+                handled = reception.handled(Raw(name, *found[0], _text(headers.get(offset, ()))))
+            except MessageFailed as error:
+                yield error.message
+                continue
+            with connection.transaction():
+                if not connection.execute("delete from outbox where id = %s and kind = 'message'", (ident,)).rowcount:
+                    yield "it was retried or dropped meanwhile"
+                    continue
+                answers = write_of_messages(
+                    connection, policy.name, _wishes(_fresh(connection, policy.name, [handled]))
+                )
+            for tell in answers:
+                tell()
+            yield handled.wishes[0][0].dead if handled.result is Result.DEAD else None
     finally:
         reader.close()
-    handled = reception.handled(Raw(name, *found[0], _text(headers.get(offset, ()))))
-    with connection.transaction():
-        if not connection.execute("delete from outbox where id = %s and kind = 'message'", (ident,)).rowcount:
-            return False
-        answers = write_of_messages(connection, policy.name, _wishes(_fresh(connection, policy.name, [handled])))
-    for tell in answers:
-        tell()
-    return handled.result is not Result.DEAD
 
 
 def _wishes(handled: Sequence[Handled]) -> list[tuple[Wish, Cause]]:

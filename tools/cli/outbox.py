@@ -100,8 +100,9 @@ def retry(
     """Send dead letters again: those that are named, or all that the options fit."""
     settings = Settings()
     which = _which(idents, policy=policy, endpoint=endpoint, reason=reason, since=since, until=until)
+    refused: dict[str, str] = {}
     with terminal.progress("retry", None, quiet=as_json or bool(idents)) as advance:
-        retried, left = operate.retry(settings, which, advance)
+        retried, left = operate.retry(settings, which, advance, refused.__setitem__)
     if policy is not None and not retried + left:
         operate.require_known(settings, policy)
 
@@ -109,8 +110,10 @@ def retry(
         yield f"{retried:,} to be sent again."
         if left:
             yield f"{left:,} can't be: `samefold outbox list --dead` shows why."
+        yield from (f"{ident}: {why}" for ident, why in refused.items())
 
-    terminal.show({"retried": retried, "left": left}, text, as_json=as_json)
+    answer = {"retried": retried, "left": left} | ({"refused": refused} if refused else {})
+    terminal.show(answer, text, as_json=as_json)
 
 
 @app.command()

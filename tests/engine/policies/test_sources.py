@@ -207,19 +207,41 @@ def test_a_message_that_can_not_be_received_is_a_dead_letter_with_its_place(
         places = {(one.stream, one.version) for one in listed if one.kind == "message"}
         assert (total, places) == (7, {(f"{billing.topic}/0", offset) for offset in range(6)})
 
+        refused, repaired = dict[str, str](), list[bool]()
+
         @message("paid.v1")
         class Lenient:
             account: Text
             cents: Cents | str
 
         def receive_any(message: Lenient, at: Received) -> Iterable[Send]:
+            if at.offset == 4 and not repaired:
+                raise ValueError
             yield Send("accounts/a", Deposit(cents=100, on=DAY))
 
         receive_any.__annotations__ = {"message": Lenient}
         monkeypatch.setattr(policy, "discover", lambda: {"from_billing": source(receive=receive_any)})
+        assert retry(world, Which(policy="from_billing"), refused=refused.__setitem__) == (0, 7)
+        assert len(refused) == 6
+        assert [why for why in refused.values() if "ValueError at policies/from_billing.py" in why]
+        repaired.append(True)
         assert retry(world, Which(policy="from_billing")) == (1, 6)
         until(lambda: balance(world, "a") == 103, "it is received")
     assert len(dead(world)) == 6
+
+
+@pytest.mark.slow
+def test_a_dead_message_that_was_compacted_away_can_only_be_dropped(
+    billing: Billing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "discover", lambda: {"from_billing": source()})
+    monkeypatch.setattr(receiver, "read_held", lambda *_, **__: iter([([], 1)]))  # as a compacted topic is read
+    refused: dict[str, str] = {}
+    with running(billing, source()):
+        billing.write(b"no json")
+        all_received(billing)
+        assert retry(billing.settings, Which(policy="from_billing"), refused=refused.__setitem__) == (0, 1)
+    assert [*refused.values()] == [f"{billing.topic}[0] does not hold it any more"]
 
 
 @pytest.mark.slow
