@@ -227,8 +227,8 @@ class Reception:
         self._partitions = partitions
         """Of the log."""
         self._by_id = self._source.goes_by_id(settings)
-        self.ended: tuple[int, int] | None = None
-        """Partition and offset of a message that ended processes: it is not received again."""
+        self.ended = set[tuple[int, int]]()
+        """Partitions and offsets of messages that ended processes: this one does not receive them."""
 
     def dead_id(self, partition: int, offset: int) -> str:
         """The id of the dead letter that a message there becomes."""
@@ -245,8 +245,10 @@ class Reception:
         cause = Cause(where := f"{self._source.name}/{raw.partition}@{raw.offset}", where, 0)
         ident: bytes | None = None
         try:
-            if (raw.partition, raw.offset) == self.ended:
-                raise self._ended(at)
+            if (raw.partition, raw.offset) in self.ended:
+                raise self._failed(
+                    at, EndedProcesses("it ended one process after the other; their logs or exit codes say how")
+                )
             message = self._read(raw, at)
             if isinstance(message, Result):
                 return Handled(message)
@@ -283,12 +285,12 @@ class Reception:
                 raise BadMessage(f"`receive` failed: {self._in_words(error)}") from None
             raise self._failed(at, error) from None
 
-    def _ended(self, at: At) -> Exception:
-        error = EndedProcesses("it ended one process after the other; their logs or exit codes say how")
-        return BadMessage(str(error)) if self._policy.on_poison == "park" else self._failed(at, error)
-
     def _failed(self, at: At, error: BaseException) -> MessageFailed:
-        parks = "" if isinstance(error, TooSlow) else '; or let such messages become dead letters: ON_POISON = "park"'
+        parks = (
+            ""
+            if isinstance(error, TooSlow | EndedProcesses)
+            else '; or let such messages become dead letters: ON_POISON = "park"'
+        )
         return MessageFailed(
             f"Source '{self._policy.name}' can't receive {at.stream}@{at.offset}: {self._in_words(error)}.",
             f"Nothing was skipped. Correct policies/{self._policy.name}.py and start again{parks}.",

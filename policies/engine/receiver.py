@@ -375,11 +375,13 @@ class Receiver:
             now = _Attempt(mine[0], mine[0] if is_again else mine[-1], 1, code)
             if before and is_again and before[:2] == now[:2]:
                 now = now._replace(number=before.number + 1)
-            if now.number > ATTEMPTS:
-                self._reception.ended = number, mine[0]
-            else:
+            if (place := (number, mine[0])) not in self._reception.ended:
+                if now.number > ATTEMPTS:  # the next process tries again: what ended the others may be outside the code
+                    self._reception.ended.add(place)
+                    now = now._replace(number=0)
+                else:
+                    tried.add(number)
                 connection.execute(_TRY, (Json(now), self.policy.name, number))
-                tried.add(number)
             if now.last < mine[-1]:
                 kept = [raw for raw in kept if raw.partition != number or raw.offset <= now.last]
                 ends, self._is_assigned = {}, False
