@@ -12,7 +12,7 @@ same posts again. There the policy is held until an operator says of which event
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from datetime import datetime
 from typing import LiteralString, NamedTuple
 
@@ -322,8 +322,7 @@ def reposition(settings: Settings, policy: Policy, to: str | datetime) -> Activa
                 f"{_SEE} Run the command with the code of the live version.",
             )
 
-    move = _place_in(settings, policy.source, to)
-    return _activate(settings, policy.name, policy.version, require, Silent(), policy.source, move)
+    return _activate(settings, policy.name, policy.version, require, Silent(), policy.source, to)
 
 
 def remove(settings: Settings, name: str) -> Activation:
@@ -363,11 +362,11 @@ def _activate(
     require: Callable[[Connection, int], None],
     progress: Progress,
     source: Source | None = None,
-    move: Move | None = None,
+    to: str | datetime | None = None,
 ) -> Activation:
     """Let this version react from the policy's positions on. `require` gets the live version, and raises where it may not.
 
-    A source goes on where it is in its topic, unless an operator moves it.
+    A source goes on where it is in its topic, unless an operator moves it `to` another place.
     """
     with session(settings, "samefold policies", short_transactions=True) as connection:
         topic = require_contract(settings, connection)
@@ -380,6 +379,8 @@ def _activate(
         is_new = version != REMOVED and (not known or known[-1].version == REMOVED)
         end = _end_of_events(settings, connection, topic, progress) if is_new else {}
         has_begun = not is_new and any(one.messages for one in known)
+        received = _received(connection, policy, known)
+        move = _place_in(settings, source, to, received) if source and to else None
         begin = begin_of(settings, source) if source and not has_begun and not move else None
         with connection.transaction():
             at, known = _locked(connection, topic, policy, end)
@@ -393,7 +394,8 @@ def _activate(
                 number += 1
             _insert(connection, policy, number, version, at, messages)
             if messages:
-                _set_messages(connection, policy, number, messages, moves=move is not None)
+                is_other = received is not None and received.topic_id != messages.topic_id
+                _set_messages(connection, policy, number, messages, moves=is_other or move is not None)
             # fence the batches of the version before
             set_generation(connection, topic.name, {agent_of(policy): at}, "switch")
         reach("activation written")
@@ -468,10 +470,10 @@ def _json(messages: Messages | None) -> str | None:
 
 
 class Move(NamedTuple):
-    """An operator moves a source to this place. `ends` are the topic's; `by_id`: the messages' own ids count."""
+    """An operator moves a source to this place. `lost`: partitions that end before what was received; `by_id`: own ids count."""
 
     to: Messages
-    ends: Mapping[int, int]
+    lost: Set[int]
     by_id: bool
 
 
@@ -480,13 +482,16 @@ def begin_of(settings: Settings, source: Source) -> Messages:
     return _place_in(settings, source, settings.source(source.name).begin).to
 
 
-def _place_in(settings: Settings, source: Source, where: str | datetime) -> Move:
+def _place_in(settings: Settings, source: Source, where: str | datetime, received: Messages | None = None) -> Move:
+    """`received` was read before: of a topic with traffic, what is received now is behind the ends that are asked for here."""
     theirs, name = settings.of_source(source.name)
     topic = topics.describe(theirs, name)
     offsets = topic.first if where == "earliest" else topic.end
     if isinstance(where, datetime):
         offsets = offsets | topics.offsets_at(theirs, topic, int(where.timestamp() * 1000))
-    return Move(Messages(topic.id, offsets), topic.end, source.goes_by_id(settings))
+    at = received.offsets if received and received.topic_id == topic.id else {}
+    lost = {number for number, end in topic.end.items() if at.get(number, 0) > end}
+    return Move(Messages(topic.id, offsets), lost, source.goes_by_id(settings))
 
 
 def _received(connection: Connection, policy: str, known: Sequence[Activation]) -> Messages | None:
@@ -505,12 +510,15 @@ def _messages_at(
 ) -> Messages | None:
     """Where a source's next activation begins, its positions locked; None of another policy.
 
-    In the same topic it never goes back: what it receives again would wait for outcomes that were read before. Raises
-    OldEventsLeft, SourceLostItsEnd.
+    It never goes back in a topic, nor in one to which it returns: what it receives again would wait for outcomes that were read
+    before. Raises OldEventsLeft, SourceLostItsEnd.
     """
     to, received = move.to if move else begin, _received(connection, policy, known)
-    if received is None or (to and to.topic_id != received.topic_id):
+    if received is None:
         return to
+    if to and to.topic_id != received.topic_id:
+        left = [one.messages.offsets for one in known if one.messages and one.messages.topic_id == to.topic_id]
+        return Messages(to.topic_id, {p: max(at, *(was.get(p, 0) for was in left), 0) for p, at in to.offsets.items()})
     at, newest = received.offsets, known[-1]
     begins = {} if move or newest.version == REMOVED or not newest.messages else newest.messages.offsets
     if left := [number for number, since in begins.items() if at[number] < since]:
@@ -519,7 +527,7 @@ def _messages_at(
             f"{'partition' if len(left) == 1 else 'partitions'} {', '.join(map(str, left))} of its topic.",
             "Run the code with that version until it has received them, then this code.",
         )
-    lost = {number for number, end in move.ends.items() if at.get(number, 0) > end} if move else set()
+    lost = move.lost if move else set()
     if move and lost and not move.by_id:
         raise SourceLostItsEnd(
             f"The topic of source '{policy}' has lost messages that were received: new ones get offsets that stand for those.",

@@ -33,7 +33,7 @@ from infra.processes import faultpoints
 from infra.processes.faultpoints import Point
 from infra.settings import Settings, Source
 from policies.engine import Received, Send, message, policy, receiver, relay
-from policies.engine.activations import Messages, begin_of, remove, reposition, switch
+from policies.engine.activations import Messages, SourceLostItsEnd, begin_of, remove, reposition, switch
 from policies.engine.operate import Which, retry, wishes
 from policies.engine.policy import Policy, policy_of
 from policies.engine.process import Policies
@@ -430,6 +430,54 @@ def test_a_topic_that_was_trimmed_or_made_anew_is_named_and_nothing_is_passed_ov
             assert balance(world, "a") == 111
             reposition(billing.settings, source(), "earliest")
             until(lambda: balance(world, "a") == 1_111, "it receives the new topic")
+
+
+@pytest.mark.slow
+def test_a_source_that_is_moved_receives_nothing_twice(billing: Billing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While messages come, and by another topic back to the first one."""
+    world, first, asked = billing.settings, billing.topic, topics.describe
+    left = [first]
+
+    def with_a_message_after_it(settings: Settings, name: str, **options: Any) -> topics.Topic:
+        found = asked(settings, name, **options)
+        if name in left:
+            left.remove(name)
+            billing.say({"account": "a", "cents": 10})
+            until(lambda: balance(world, "a") == 11, "it is received")
+        return found
+
+    with handler(world), agent(world):
+        send(world, open_account("a"))
+        with running(billing, source()):
+            billing.say({"account": "a", "cents": 1})
+            until(lambda: balance(world, "a") == 1, "it receives")
+            with monkeypatch.context() as patched:
+                patched.setattr(topics, "describe", with_a_message_after_it)
+                reposition(world, source(), "earliest")
+            assert not left
+            until(lambda: open_wishes(world) == 0, "no wish is left")
+        billing.topic = f"{first}-other"
+        billing.make()
+        other = world.model_copy(update={"sources": {"billing": Source(topic=billing.topic)}})
+        reposition(other, source(), "earliest")
+        billing.topic = first
+        assert reposition(world, source(), "earliest").messages == Messages(asked(world, first).id, {0: 2, 1: 0, 2: 0})
+        with running(billing, source()):
+            billing.say({"account": "a", "cents": 100})
+            until(lambda: balance(world, "a") == 111, "it goes on where it was")
+            until(lambda: open_wishes(world) == 0, "no wish is left")
+        remove(world, "from_billing")
+        switch(other, source())
+        remove(other, "from_billing")
+        switch(world, source())
+        with running(billing, source()):
+            billing.say({"account": "a", "cents": 1_000})
+            until(lambda: balance(world, "a") == 1_111, "it goes on where it was")
+            until(lambda: open_wishes(world) == 0, "no wish is left")
+        with connect(world, "test") as db:  # the topic has lost its end
+            db.execute("update source_positions set next_offset = 9 where partition = 0")
+        with pytest.raises(SourceLostItsEnd):
+            reposition(world, source(), "earliest")
 
 
 @pytest.mark.slow
