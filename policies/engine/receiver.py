@@ -264,22 +264,27 @@ class Receiver:
             )
         if any(one.log_offset is None for one in known):  # a switch that is not in the topic of policies yet
             return
-        row = connection.execute(
-            "select next_offset, attempt from source_positions where policy = %s and partition = %s and topic_id = %s for update",
-            (self.policy.name, number, self._topic.id),
-        ).fetchone()
-        at = row[0] if row else here[0].positions[number].next_offset
-        if row and row[1] and number not in self._begun:
-            self._before[number] = _Attempt(*row[1])
+        begin = here[0].positions[number].next_offset
+        connection.execute(  # a row to lock: of two processes, the second waits here and finds what the first has received
+            "insert into source_positions values (%s, %s, %s, %s, %s) on conflict do nothing",
+            (self.policy.name, number, self._topic.id, begin, known[-1].number),
+        )
+        [(topic_id, at, attempt)] = connection.execute(
+            "select topic_id, next_offset, attempt from source_positions where policy = %s and partition = %s for update",
+            (self.policy.name, number),
+        ).fetchall()
+        if topic_id != self._topic.id:
+            at, attempt = begin, None
+        if attempt and number not in self._begun:
+            self._before[number] = _Attempt(*attempt)
         while (version := version_at(here, number, at)) == REMOVED:
             starts = [one.positions[number].next_offset for one in here]
             if (after := min((start for start in starts if start > at), default=None)) is None:
                 break
             at = after
         connection.execute(
-            "insert into source_positions values (%s, %s, %s, %s, %s) on conflict (policy, partition) do update "
-            "set topic_id = excluded.topic_id, next_offset = excluded.next_offset, activation = excluded.activation",
-            (self.policy.name, number, self._topic.id, at, known[-1].number),
+            "update source_positions set topic_id = %s, next_offset = %s, activation = %s where policy = %s and partition = %s",
+            (self._topic.id, at, known[-1].number, self.policy.name, number),
         )
         first, end = self._topic.first[number], self._topic.end[number]
         if version != self.policy.version:

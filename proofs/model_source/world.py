@@ -110,16 +110,15 @@ class _Session:
             self.found = [(ident,) for ident in values[1] if ident not in now.received]
             self.database = now._replace(received=now.received | {*values[1]})
         elif query.startswith("insert into source_positions"):
-            self.database = now._replace(at=(values[3], values[4]))
+            self.database = now._replace(at=now.at or (values[3], values[4]))
+        elif query.startswith("update source_positions set topic_id"):
+            self.database = now._replace(at=(values[1], values[2]))
         elif query.startswith("update source_positions"):
             self.database = now._replace(at=now.at and (now.at[0], values[0]))
         else:
             position = [] if now.at is None else [now.at[0]]
-            self.found = [(0, *position)] * len(position) if "partition, next_offset" in query else [(*position,)]
+            self.found = [("topic" if "topic_id, next_offset" in query else 0, *position)] * len(position)
         return self
-
-    def fetchone(self) -> Any:
-        return self.found[0] or None
 
     def fetchall(self) -> list[Any]:
         return self.found

@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka import Producer
 
 from domain.accounts import Deposit
+from infra.database.connect import connect
 from infra.processes import faultpoints
 from infra.processes.faultpoints import Point
 from infra.settings import Settings
@@ -171,6 +172,26 @@ def test_of_two_receivers_of_a_partition_one_counts(billing: Billing) -> None:
                 all_done(billing, "from_billing")
         assert open_wishes(world) == 0
     assert effects(world)["a"] == each_once(1, 2, 3, 4)
+
+
+@pytest.mark.slow
+def test_a_receiver_that_looks_while_another_one_writes_the_first_position_goes_on_from_it(billing: Billing) -> None:
+    world = billing.settings
+    waits = "select count(*) from pg_locks where not granted"
+    with handler(world), agent(world):
+        send(world, open_account("a"))
+        say(billing, 1, 2)
+        with running(billing, BY_PLACE):
+            all_done(billing, "from_billing")
+        with connect(world, "the other receiver") as db:
+            [row] = db.execute("delete from source_positions where partition = 0 returning *").fetchall()
+            with running(billing, BY_PLACE):
+                with db.transaction():
+                    db.execute("insert into source_positions values (%s, %s, %s, %s, %s)", row)
+                    until(lambda: scalar(world, waits), "it waits for the other one")
+                say(billing, 3)
+                all_done(billing, "from_billing")
+    assert effects(world)["a"] == each_once(1, 2, 3)
 
 
 def test_a_switch_fences_what_the_version_before_has_in_hand(billing: Billing) -> None:
