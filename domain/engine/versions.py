@@ -164,7 +164,11 @@ def outline(error: ValidationError) -> str:
             str(name) if isinstance(name, int) or at == 0 or (kind, at) == ("missing", last) else "[…]"
             for at, name in enumerate(one["loc"])
         ]
-        is_told = kind in get_args(ErrorType) and kind not in ("value_error", "assertion_error", "union_tag_invalid")
+        is_told = kind in ("beyond", *get_args(ErrorType)) and kind not in (
+            "value_error",
+            "assertion_error",
+            "union_tag_invalid",
+        )
         found.append(f"{'.'.join(place) or 'body'}: {one['msg'] if is_told else 'a check refuses it'}")
     more = error.error_count() - len(found)
     return "; ".join(found) + (f"; and {more} more" if more else "")
