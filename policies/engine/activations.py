@@ -517,8 +517,10 @@ def _messages_at(
     if received is None:
         return to
     if to and to.topic_id != received.topic_id:
-        left = [one.messages.offsets for one in known if one.messages and one.messages.topic_id == to.topic_id]
-        return Messages(to.topic_id, {p: max(at, *(was.get(p, 0) for was in left), 0) for p, at in to.offsets.items()})
+        earlier = [one.messages.offsets for one in known if one.messages and one.messages.topic_id == to.topic_id]
+        return Messages(
+            to.topic_id, {p: max(at, *(was.get(p, 0) for was in earlier), 0) for p, at in to.offsets.items()}
+        )
     at, newest = received.offsets, known[-1]
     begins = {} if move or newest.version == REMOVED or not newest.messages else newest.messages.offsets
     if left := [number for number, since in begins.items() if at[number] < since]:

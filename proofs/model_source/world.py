@@ -117,7 +117,7 @@ class _Session:
             self.database = now._replace(at=now.at and (now.at[0], values[0]))
         else:
             position = [] if now.at is None else [now.at[0]]
-            self.found = [("topic" if "topic_id, next_offset" in query else 0, *position)] * len(position)
+            self.found = [("topic", at, None) if "attempt" in query else (0, at) for at in position]
         return self
 
     def fetchall(self) -> list[Any]:
