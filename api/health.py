@@ -127,7 +127,7 @@ class Readiness:
         views = self._seen.views if self._seen else ()
         if stopped := {view: code for view, _, code in views if code}:
             ready["stopped_views"] = stopped
-        if self._stores.watch and (unfit := self._stores.watch.unfit):
+        if unfit := [name for one in self._stores.watches for name in one.unfit]:
             ready["unfit_topics"] = sorted(unfit)
         if still := self._standing_still():
             ready["standing_still"] = still

@@ -98,7 +98,8 @@ class StoreChecks:
     """`seen` is the newest complete snapshot; `failures` has what is wrong now, by subject.
 
     The subjects: kafka and database, unavailable or refusing us; topics, recreated or changed; contract, where the positions in the
-    database are of other topics; views, where another write model is live than this code's; start, before the first check.
+    database are of other topics; views, where another write model is live than this code's; inbox, which only webhooks need;
+    start, before the first check.
     """
 
     def __init__(
@@ -126,7 +127,8 @@ class StoreChecks:
         self._commands: Mapping[int, tuple[int, int]] = {}
         self._kafka_at = float("-inf")
         self._topics: tuple[Topic, Topic] | None = None
-        self.watch: topics.Watch | None = None
+        self.watches: list[topics.Watch] = []
+        """Of the topics of commands, and of the inbox."""
         self._compare_at = 0.0
         self._listeners: list[Callable[[], None]] = []
         self.with_inbox = False
@@ -149,15 +151,17 @@ class StoreChecks:
     def inbox(self) -> Topic:
         """The topic of webhooks' messages. Raises Problem 503 where it can't be used; an unavailable PostgreSQL does not."""
         self.topics()
+        if error := self.failures.get("inbox"):
+            raise problem_of(error)
         if self._inbox is None or self.kafka.away.is_set() or "kafka" in self.failures:
             raise problem_of(clients.away(self._settings, KafkaError(KafkaError._ALL_BROKERS_DOWN)))
         return self._inbox
 
     def require(self, *views: str) -> None:
-        """Raises the named error of what is wrong, NotLooked last. Of views only these count."""
+        """Raises the named error of what is wrong for commands, NotLooked last. Of views only these count."""
         if self.kafka.away.is_set():
             raise clients.away(self._settings, KafkaError(KafkaError._ALL_BROKERS_DOWN))
-        wrong = (error for subject, error in self.failures.items() if subject != "views")
+        wrong = (error for subject, error in self.failures.items() if subject not in ("views", "inbox"))
         for error in sorted(wrong, key=lambda error: isinstance(error, NotLooked)):
             raise error.with_traceback(None)  # else it would keep the frames of all requests that it is raised in
         self.require_live(*views)
@@ -284,20 +288,28 @@ class StoreChecks:
 
     async def _ask_topics(self) -> None:
         """Create missing topics at the first check, as handlers and agents do; later, compare them with the contract."""
-        if self._topics is None or self.watch is None:
+        if self._topics is None or not self.watches:
             self._topics = await self._thread.run(partial(topics.ensure, self._settings))
             await self._thread.run(partial(self.on_topics, self._topics[0]))
             also = [self._settings.keys_topic] if has_personal_fields() else []
-            if self.with_inbox:
-                self._inbox = await self._thread.run(partial(topics.ensure_inbox, self._settings))
-                await self._thread.run(partial(self.on_topics, self._inbox))
-                also.append(self._inbox.name)
-            self.watch = topics.Watch(self._settings, self._topics, self._status, self._admin, also)
+            self.watches = [topics.Watch(self._settings, self._topics, self._status, self._admin, also)]
         else:
-            await self._thread.run(self.watch.check)
+            await self._thread.run(self.watches[0].check)
+        if self.with_inbox:
+            with self._about("inbox"):
+                await self._ask_inbox()
         await self._thread.run(partial(self._ask_commands, self._topics[0]))
         self._is_well("topics")
         self._compare_at = time.monotonic() + COMPARE_S
+
+    async def _ask_inbox(self) -> None:
+        if self._inbox is None:
+            inbox = await self._thread.run(partial(topics.ensure_inbox, self._settings))
+            await self._thread.run(partial(self.on_topics, inbox))
+            self.watches.append(topics.Watch(self._settings, [], self._status, self._admin, [inbox.name]))
+            self._inbox = inbox
+        else:
+            await self._thread.run(self.watches[1].check)
 
 
 _SEEN = f"""

@@ -184,8 +184,8 @@ def _wrong(request: Request, counts: Mapping[str, int], owned: Collection[int]) 
         if count := counts.get(name, 0):
             number = f"{MANY:,} or more" if count >= MANY else f"{count:,}"
             yield Wrong(f"{what}: {number}.", link=f"{url('/work')}#{name}")
-    if stores.watch:
-        for topic, why in stores.watch.unfit.items():
+    for watch in stores.watches:
+        for topic, why in watch.unfit.items():
             yield Wrong(f"Topic '{topic}' may lose history: {why}", command="samefold topics")
 
 

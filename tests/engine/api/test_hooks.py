@@ -27,6 +27,7 @@ from confluent_kafka import KafkaError, KafkaException
 from pydantic import SecretStr
 from standardwebhooks.webhooks import Webhook
 
+from api import stores
 from api.app import create_app
 from infra.errors import BadSettings
 from infra.log import clients, names, topics
@@ -37,8 +38,9 @@ from infra.settings import Settings, Source
 from policies.engine import inbox
 from policies.engine.policy import BadPolicy, policy_of
 from policies.engine.source import Received, message
-from tests.engine.api.api import Api, Producer, problem, serving
+from tests.engine.api.api import Api, Producer, agent, problem, serving
 from tests.engine.api.tokens import Keys, key_file, locked
+from tests.engine.service.test_topics_settings import alter
 from tests.engine.spine import handler, openings, set_up
 from tools.cli import topics as cli
 from tools.testing.fixtures import world_of
@@ -324,6 +326,23 @@ def test_nothing_is_acknowledged_that_kafka_has_not(
         problem(answer, 503, "not-received")
         assert answer.headers["Retry-After"] == "1"
     assert "unheard" not in received(world)
+
+
+def test_an_inbox_that_loses_messages_takes_none_and_commands_go_on(
+    world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "COMPARE_S", 0.2)
+    world = world.model_copy(update={"inbox_topic": f"unfit-{world.inbox_topic}"})
+    with with_sources(*MODULES), agent(world):
+        topics.ensure_inbox(world)
+        alter(world, world.inbox_topic, cleanup_policy="compact")
+        with handler(world), serving(world) as api:
+            until(lambda: post(api, signed("lost")).json().get("code") == "topic-unfit", "it is told")
+            until(lambda: api.open("a").status_code == 200, "commands go on")
+            until(lambda: api.client.get("/health/ready").status_code == 200, "it is ready")
+            alter(world, world.inbox_topic, cleanup_policy="delete")
+            until(lambda: post(api, signed("kept")).status_code == 202, "it is corrected")
+    assert received(world).keys() == {"kept"}
 
 
 @pytest.mark.slow
