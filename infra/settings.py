@@ -564,7 +564,8 @@ def _told(error: ErrorDetails) -> str:
     if error["type"] == "extra_forbidden" and not inside:
         return _unknown(name)
     where = ", ".join([PREFIX + name.upper(), *inside])
-    return f"{where}: {error['msg'].removeprefix('Value error, ')}"
+    why = "write a list" if error["type"] == "tuple_type" else error["msg"].removeprefix("Value error, ")
+    return f"{where}: {why}"
 
 
 def _unknown(name: str) -> str:

@@ -90,6 +90,10 @@ WRONG = {
     "not text": ({URL_FILE: "binary"}, "is not text in UTF-8"),
     "not JSON": ({HOOKS_FILE: "good"}, "SAMEFOLD_WEBHOOKS: it is not JSON"),
     "a wrong endpoint": ({HOOKS_FILE: "hooks"}, "SAMEFOLD_WEBHOOKS, billing, url: "),
+    "no list": (
+        {"SOURCES": json.dumps({"shop": {"secrets": CANARY}})},
+        "SAMEFOLD_SOURCES, shop, secrets: write a list",
+    ),
 }
 
 
