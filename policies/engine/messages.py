@@ -27,7 +27,7 @@ from infra.processes.time_limit import FAULTS, TooSlow, watched
 from infra.settings import Settings
 from policies.engine.inbox import HOOK, ID
 from policies.engine.outbox import BadWish, Cause, Wish, dead_message, id_of_message, of_message
-from policies.engine.policy import Policy
+from policies.engine.policy import Policy, discover
 from policies.engine.source import Received, Source
 from projections.engine.views.event_context import At
 
@@ -37,6 +37,8 @@ class Result(StrEnum):
 
     RECEIVED = "received"
     OTHER_TYPE = "other-type"
+    OTHER_SOURCE = "other-source"
+    """Of a webhook whose name neither a file of this code nor a setting has."""
     TOMBSTONE = "tombstone"
     REPEATED = "repeated"
     DEAD = "dead"
@@ -229,6 +231,8 @@ class Reception:
         self._by_id = self._source.goes_by_id(settings)
         self.ended = set[tuple[int, int]]()
         """Partitions and offsets of messages that ended processes: this one does not receive them."""
+        files = (one.source.name for one in discover().values() if one.source)
+        self._known = {self._source.name, *settings.sources, *files}
 
     def dead_id(self, partition: int, offset: int) -> str:
         """The id of the dead letter that a message there becomes."""
@@ -251,7 +255,8 @@ class Reception:
                 )
             message = self._read(raw, at)
             if isinstance(message, Result):
-                return Handled(message)
+                is_known = raw.headers.get(HOOK, self._source.name) in self._known
+                return Handled(message if is_known else Result.OTHER_SOURCE)
             place: tuple[str | int, ...] = here
             if self._by_id:
                 if message.at.id is None:

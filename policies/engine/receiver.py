@@ -415,6 +415,9 @@ class Receiver:
             reach("messages received")
             for result, count in counts.items():
                 metrics.SOURCE_MESSAGES.labels(self.policy.name, result).inc(count)
+            if counts[Result.OTHER_SOURCE]:
+                what = "webhooks are passed over: neither a file of policies/ nor SAMEFOLD_SOURCES has their `samefold-hook`"
+                self._status.wrong("other source", what)
         for number in moved.keys() | at_end:
             self._again_s.pop(number, None)
             self._status.well(f"partition {number}", f"receives {self._topic.name}[{number}]")

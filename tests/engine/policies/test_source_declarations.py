@@ -169,3 +169,12 @@ def test_a_webhook_has_the_id_and_the_type_that_are_signed(
         read_in_topic = read(one, raw._replace(headers=headers))
         assert isinstance(read_in_topic, Message)
         assert read_in_topic.at.id == ident
+
+
+def test_a_webhook_of_a_name_that_neither_a_file_nor_the_setting_has_is_told_apart() -> None:
+    settings = Settings(sources={name: Source(topic=name) for name in ("billing", "shop")})
+    policy = policy_of(source("def receive(message: A, at: Received) -> Iterable[Send]: return []"))
+    reception = Reception(settings, policy, "an-id", 4)
+    body, names = b'{"type": "a.v1", "data": {"what": "x"}}', ("billing", "shop", "renamed")
+    raws = [Raw("inbox", 0, 0, 0, None, body, {"samefold-hook": name, "webhook-id": "1"}) for name in names]
+    assert [reception.handled(raw).result for raw in raws] == ["received", "other-type", "other-source"]

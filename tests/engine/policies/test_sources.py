@@ -156,7 +156,7 @@ def all_received(billing: Billing, name: str = "from_billing") -> None:
     until(lambda: received(billing.settings, name) == billing.end(), "all messages are received")
 
 
-def test_a_message_is_received_once_in_effect(billing: Billing) -> None:
+def test_a_message_is_received_once_in_effect(billing: Billing, caplog: pytest.LogCaptureFixture) -> None:
     world = billing.settings
     with running(billing, source()), handler(world), agent(world):
         send(world, open_account("a"))
@@ -165,10 +165,13 @@ def test_a_message_is_received_once_in_effect(billing: Billing) -> None:
         in_a_transaction(world, billing.topic, 1, None, b'{"type": "paid.v1", "data": {"account": "a", "cents": 30}}')
         billing.say({"account": "a"}, "reversed.v1")
         billing.say({"account": "a", "cents": 10**6}, "another.v1")
+        for _ in range(2):
+            billing.write(b'{"type": "paid.v1", "data": {"account": "a", "cents": 9}}', {"samefold-hook": "renamed"})
         until(lambda: balance(world, "a") == sum(range(1, 31)), "all is paid")
         all_received(billing)
         until(lambda: open_wishes(world) == 0, "no wish is left")
     assert len({one.command_id for one in commits(world)}) == len(commits(world)) == 31
+    assert caplog.text.count("webhooks are passed over") == 1
 
 
 @pytest.mark.slow
