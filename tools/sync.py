@@ -174,16 +174,19 @@ def _module(view: View) -> str:
 
 
 def _switch_policies(settings: Settings, say: Say) -> None:
-    known = discover()
-    for one in policies_now(settings):
+    known, is_renamed = discover(), False
+    for one in sorted(policies_now(settings), key=lambda one: one.state == "no-code"):
         try:
-            if one.state == "no-code":
+            if one.state == "no-code" and not is_renamed:
                 activations.remove(settings, one.name)
                 say(f"policy {one.name} is gone")
             elif one.state in ("new", "removed", "other-version", "switching"):
-                activations.switch(settings, known[one.name], lower=True)
-                say(f"policy {one.name} reacts from now on as version {one.code}")
+                made = activations.switch(settings, known[one.name], lower=True)
+                where = " ".join(f"{number}:{offset}" for number, offset in made.begin.items())
+                does = f"receives messages from {where} on" if made.messages else "reacts from now on"
+                say(f"policy {one.name} {does} as version {one.code}")
         except SamefoldError as error:  # it can be done later, and what runs is not wrong
+            is_renamed |= isinstance(error, activations.SourceRenamed)
             say(f"policy {one.name} is as it was: {error.message} {error.hint}")
 
 

@@ -71,6 +71,10 @@ class SourceLostItsEnd(SamefoldError):
     """A source's topic ends before messages that were received from it."""
 
 
+class SourceRenamed(SamefoldError):
+    """The topic of a new source was received by a policy that is live, and that this code does not have."""
+
+
 class NotHeld(SamefoldError):
     """The policy is live in this database: it waits for no decision."""
 
@@ -97,6 +101,12 @@ class Activation(NamedTuple):
     """Offset of its record in the topic of policies; None before it is there."""
     messages: Messages | None = None
     """Of a source: from here on the version receives. `positions` is for the outcomes of what it sends."""
+
+    @property
+    def begin(self) -> dict[int, int]:
+        """The next offset in each partition, of a source in its topic."""
+        at = {number: reading.next_offset for number, reading in self.positions.items()}
+        return dict(sorted((self.messages.offsets if self.messages else at).items()))
 
 
 class ActivationRecord(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="samefold", tag="activation/1"):
@@ -263,8 +273,8 @@ def start_all(settings: Settings) -> None:
 def start_new(settings: Settings, connection: Connection, policy: Policy) -> bool:
     """Make a policy live that never was, if the service has never been asked anything. Returns whether it is live now.
 
-    A policy of a service with history waits for `samefold policies switch`. A source begins where its setting says. Raises what
-    `bring_in` raises, and what `begin_of` raises.
+    A policy of a service with history waits for `samefold policies switch`. A source begins where its setting says. Raises
+    SourceRenamed, what `bring_in` raises, and what `begin_of` raises.
     """
     bring_in(settings, connection)
     if activations_of(connection, policy.name):
@@ -272,6 +282,7 @@ def start_new(settings: Settings, connection: Connection, policy: Policy) -> boo
     events = require_contract(settings, connection)
     if policy.source:
         begin, end = begin_of(settings, policy.source), _end_of_events(settings, connection, events, Silent())
+        _require_own(connection, policy.name, begin)
         _insert(connection, policy.name, 1, policy.version, end, begin)
         bring_in(settings, connection)
         return True
@@ -381,10 +392,12 @@ def _activate(
         has_begun = not is_new and any(one.messages for one in known)
         received = _received(connection, policy, known)
         move = _place_in(settings, source, to, received) if source and to else None
-        begin = begin_of(settings, source) if source and not has_begun and not move else None
+        if begin := begin_of(settings, source) if source and not has_begun and not move else None:
+            _require_own(connection, policy, begin)
         with connection.transaction():
             at, known = _locked(connection, topic, policy, end)
-            if known and known[-1].version == version and known[-1].number in unfinished:  # of a switch that was killed
+            # of a switch that was killed
+            if known and known[-1].version == version and known[-1].number in unfinished and not move:
                 return known[-1]
             require(connection, known[-1].version if known else REMOVED)
             number = known[-1].number + 1 if known else 1
@@ -482,6 +495,19 @@ def begin_of(settings: Settings, source: Source) -> Messages:
     return _place_in(settings, source, settings.source(source.name).begin).to
 
 
+def _require_own(connection: Connection, policy: str, begin: Messages) -> None:
+    """Raises SourceRenamed."""
+    newest = {one.policy: one for one in _select(connection, "order by policy, number")}.values()
+    of = [one.policy for one in newest if one.version and one.messages and one.messages.topic_id == begin.topic_id]
+    if gone := {*of} - {policy} - discover().keys():
+        old = min(gone)
+        raise SourceRenamed(
+            f"Source '{policy}' would receive again what '{old}' has received, which is live and not in this code.",
+            f"If it was renamed, give the file its old name back: policies/{old}.py. If it is another source, run first "
+            f"`samefold policies remove {old}`.",
+        )
+
+
 def _place_in(settings: Settings, source: Source, where: str | datetime, received: Messages | None = None) -> Move:
     """`received` was read before: of a topic with traffic, what is received now is behind the ends that are asked for here."""
     theirs, name = settings.of_source(source.name)
@@ -517,9 +543,9 @@ def _messages_at(
     if received is None:
         return to
     if to and to.topic_id != received.topic_id:
-        earlier = [one.messages.offsets for one in known if one.messages and one.messages.topic_id == to.topic_id]
+        before = [one.messages.offsets for one in known if one.messages and one.messages.topic_id == to.topic_id]
         return Messages(
-            to.topic_id, {p: max(at, *(was.get(p, 0) for was in earlier), 0) for p, at in to.offsets.items()}
+            to.topic_id, {p: max(at, *(was.get(p, 0) for was in before), 0) for p, at in to.offsets.items()}
         )
     at, newest = received.offsets, known[-1]
     begins = {} if move or newest.version == REMOVED or not newest.messages else newest.messages.offsets

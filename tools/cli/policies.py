@@ -65,7 +65,8 @@ def reposition(
         "that, it never will. Continue?",
         yes=yes,
     )
-    _show(activations.reposition(settings, policy, moment), as_json=as_json)
+    made = activations.reposition(settings, policy, moment)
+    _show(made, ": where it was received further than that place, it goes on where it is", as_json=as_json)
 
 
 @app.command()
@@ -101,14 +102,15 @@ def resume(
     terminal.show(result, lambda _: [line], as_json=as_json)
 
 
-def _show(made: Activation, *, as_json: bool) -> None:
+def _show(made: Activation, also: str = "", *, as_json: bool) -> None:
     at = {partition: reading.next_offset for partition, reading in sorted(made.positions.items())}
     result = {"policy": made.policy, "number": made.number, "version": made.version or None, "positions": at}
     if made.messages:
-        result["messages"] = at = dict(sorted(made.messages.offsets.items()))
-    where = " ".join(f"{partition}:{offset}" for partition, offset in at.items())
-    what = f"Version {made.version} of '{made.policy}' reacts" if made.version else f"'{made.policy}' reacts no more"
-    terminal.show(result, lambda _: [f"{what} to events from {where} on."], as_json=as_json)
+        result["messages"] = made.begin
+    does, to = ("receives", "messages") if made.messages else ("reacts", "to events")
+    what = f"Version {made.version} of '{made.policy}' {does}" if made.version else f"'{made.policy}' {does} no more"
+    where = " ".join(f"{partition}:{offset}" for partition, offset in made.begin.items())
+    terminal.show(result, lambda _: [f"{what} {to} from {where} on{also}."], as_json=as_json)
 
 
 def _text(found: dict[str, PolicyNow]) -> terminal.Output:
@@ -156,5 +158,7 @@ def _hint(one: PolicyNow) -> str:
         "removed": f"It is held: it was removed. {switching} lets it react again, from that moment on.",
         "other-version": f"v{one.code} is held. {switching} with this code makes it live, from that moment on. {needs}.",
         "old-events": f"{needs}; then v{one.live} goes on.",
-        "no-code": f"This code does not have it. Run the code that has it, or `samefold policies remove {one.name}`.",
+        "no-code": f"This code does not have it. Run the code that has it, or `samefold policies remove {one.name}`."
+        if one.live
+        else f"It was removed. `samefold outbox drop --policy {one.name}` drops its dead letters.",
     }.get(one.state, "")

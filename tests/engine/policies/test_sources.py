@@ -32,8 +32,8 @@ from infra.observability.tracing import traceparent
 from infra.processes import faultpoints
 from infra.processes.faultpoints import Point
 from infra.settings import Settings, Source
-from policies.engine import Received, Send, message, policy, receiver, relay
-from policies.engine.activations import Messages, SourceLostItsEnd, begin_of, remove, reposition, switch
+from policies.engine import Received, Send, activations, message, policy, receiver, relay
+from policies.engine.activations import Messages, SourceLostItsEnd, SourceRenamed, begin_of, remove, reposition, switch
 from policies.engine.operate import Which, retry, wishes
 from policies.engine.policy import Policy, policy_of
 from policies.engine.process import Policies
@@ -124,8 +124,10 @@ def billing(world: Settings) -> Billing:
 
 @contextmanager
 def running(billing: Billing, *policies: Policy, name: str = "p1") -> Iterator[Policies]:
-    with in_a_loop(lambda: Policies(billing.settings, policies, name), name) as process:
-        yield process
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(activations, "discover", lambda: {one.name: one for one in policies})
+        with in_a_loop(lambda: Policies(billing.settings, policies, name), name) as process:
+            yield process
 
 
 def received(world: Settings, name: str = "from_billing") -> int:
@@ -477,10 +479,37 @@ def test_a_source_that_is_moved_receives_nothing_twice(billing: Billing, monkeyp
             billing.say({"account": "a", "cents": 1_000})
             until(lambda: balance(world, "a") == 1_111, "it goes on where it was")
             until(lambda: open_wishes(world) == 0, "no wish is left")
+        ends, point = asked(world, first).end, "activation written"
+        with monkeypatch.context() as patched:
+            patched.setattr(faultpoints, "hook", lambda at: {}[at] if at == point else None)  # a kill
+            with pytest.raises(KeyError, match=point):
+                reposition(world, source(), "earliest")
+        billing.say({"account": "a", "cents": 1})
+        assert reposition(world, source(), "end").messages == Messages(asked(world, first).id, ends | {0: ends[0] + 1})
         with connect(world, "test") as db:  # the topic has lost its end
             db.execute("update source_positions set next_offset = 9 where partition = 0")
         with pytest.raises(SourceLostItsEnd):
             reposition(world, source(), "earliest")
+
+
+@pytest.mark.slow
+def test_a_source_whose_file_was_renamed_receives_nothing_again(
+    billing: Billing, caplog: pytest.LogCaptureFixture
+) -> None:
+    world, renamed = billing.settings, source("from_cards")
+    with handler(world), agent(world):
+        send(world, open_account("a"))
+        billing.say({"account": "a", "cents": 1})
+        with running(billing, source()):
+            until(lambda: balance(world, "a") == 1, "it receives")
+            until(lambda: open_wishes(world) == 0, "no wish is left")
+        with running(billing, renamed):
+            until(lambda: SourceRenamed.code in caplog.text, "it says what was renamed")
+            with pytest.raises(SourceRenamed, match="'from_billing'"):
+                switch(world, renamed)
+            assert balance(world, "a") == 1
+            remove(world, "from_billing")
+            until(lambda: balance(world, "a") == 2, "it is another source")
 
 
 @pytest.mark.slow
