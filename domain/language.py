@@ -28,6 +28,7 @@ from pydantic import (
     WrapValidator,
 )
 from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticCustomError
 
 FactT = TypeVar("FactT")
 _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -99,7 +100,9 @@ class PersonalText:
         if TOKEN.fullmatch(value):
             return value
         if info.context == SEALED:
-            raise ValueError("it must be sealed: send the command through the API or `samefold send`")
+            raise PydanticCustomError(
+                "unsealed", "it must be sealed: send the command through the API or `samefold send`"
+            )
         return plain(value)
 
 

@@ -30,6 +30,8 @@ UPCASTER_IMPORT = "from domain.language import Body, upcaster"
 MOST_PROBLEMS = 3
 """Of one value, in a log."""
 
+_TOLD = {"beyond", "unsealed", *get_args(ErrorType)} - {"value_error", "assertion_error", "union_tag_invalid"}
+"""Types of problems whose texts hold no value."""
 _FORMAT = re.compile(r'"format": "([^"]*)"')
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
@@ -164,12 +166,7 @@ def outline(error: ValidationError) -> str:
             str(name) if isinstance(name, int) or at == 0 or (kind, at) == ("missing", last) else "[…]"
             for at, name in enumerate(one["loc"])
         ]
-        is_told = kind in ("beyond", *get_args(ErrorType)) and kind not in (
-            "value_error",
-            "assertion_error",
-            "union_tag_invalid",
-        )
-        found.append(f"{'.'.join(place) or 'body'}: {one['msg'] if is_told else 'a check refuses it'}")
+        found.append(f"{'.'.join(place) or 'body'}: {one['msg'] if kind in _TOLD else 'a check refuses it'}")
     more = error.error_count() - len(found)
     return "; ".join(found) + (f"; and {more} more" if more else "")
 
