@@ -1,4 +1,4 @@
-"""make test: real stores, all parts in one process.
+"""make test + test-all: real stores, all parts in one process.
 
 A message of another service has its effect once: kills at each step, a restored database, an aborted transaction, two receivers of
 one partition, and a switch while a message is in hand. One source takes each message by its place, the other by its own id."""
