@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import domain
-from tools.testing.test_every_service import impurities
+from tools.testing.test_every_service import FORMATS, PURE, impurities
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,9 @@ def test_the_check_catches(line: str) -> None:
 
 def test_a_field_with_a_builtins_name_is_no_call() -> None:
     assert list(impurities("@fact\nclass HouseOpened:\n    open: bool\n    print: Text\n")) == []
+
+
+def test_a_source_may_read_other_formats_and_no_file() -> None:
+    pure = PURE | FORMATS
+    assert list(impurities("import csv, json, zlib\nfrom struct import unpack\n", pure)) == []
+    assert list(impurities("import gzip\nfrom io import open\n", pure)) == ["line 1: gzip", "line 2: io"]

@@ -6,11 +6,13 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+from confluent_kafka import KafkaError
 from hypothesis import example
 from hypothesis import given as for_all
 from hypothesis import strategies as st
 
 from infra.errors import BadSettings, NotConfigured
+from infra.log import clients
 from infra.settings import PATHS, PREFIX, REMOVED, Settings, service_links
 from tools.testing.fixtures import ROOT
 
@@ -34,6 +36,18 @@ def test_the_nearer_source_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("SAMEFOLD_RUN_AHEAD", "3")
     found = Settings(partitions=4)
     assert (found.partitions, found.run_ahead, found.batch, found.api_port) == (4, 3, 2, 1)
+
+
+def test_an_error_of_another_teams_kafka_names_its_settings_not_ours() -> None:
+    given = {"topic": "billing.public", "bootstrap": "theirs:9092", "security_protocol": "SSL"}
+    ours = Settings(kafka_bootstrap="ours:9092", sources={"billing": given})  # type: ignore[dict-item]
+    theirs, topic = ours.of_source("billing")
+    away = KafkaError(KafkaError._ALL_BROKERS_DOWN)
+    assert (topic, "theirs:9092" in clients.away(theirs, away).message) == ("billing.public", True)
+    assert "`bootstrap` of 'billing' in SAMEFOLD_SOURCES" in clients.away(theirs, away).hint
+    assert "SAMEFOLD_KAFKA_BOOTSTRAP" in clients.away(ours, away).hint
+    refused = KafkaError(KafkaError._AUTHENTICATION, "sasl_ssl://theirs:9092/1: wrong password (after 3ms)")
+    assert "`sasl_password` of 'billing' in SAMEFOLD_SOURCES" in str(clients.refusal(theirs, refused))
 
 
 def test_dev_env_is_looked_for_in_the_data_folder_that_the_caller_names(
