@@ -250,9 +250,7 @@ class Reception:
         ident: bytes | None = None
         try:
             if (raw.partition, raw.offset) in self.ended:
-                raise self._failed(
-                    at, EndedProcesses("it ended one process after the other; their logs or exit codes say how")
-                )
+                raise self._failed(at, EndedProcesses())
             message = self._read(raw, at)
             if isinstance(message, Result):
                 is_known = raw.headers.get(HOOK, self._source.name) in self._known
@@ -304,7 +302,7 @@ class Reception:
     def _in_words(self, error: BaseException) -> str:
         """What was raised, and the line of the source's file. An author's text may hold a value."""
         if isinstance(error, EndedProcesses):
-            return str(error)
+            return "it ended one process after the other; their logs or exit codes say how"
         what = in_words(error) if isinstance(error, TooSlow | BadWish) else type(error).__name__
         file = self._source.receive.__code__.co_filename
         lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == file]

@@ -318,8 +318,8 @@ def retry(
     """Have dead letters sent again, rejected commands under new ids, in the order of their events: how many are, and can't be.
 
     STEP of them at once; `advance` gets the number of each step's wishes, `refused` the id of each message that this code can't
-    receive, and why. With ids it is all or none of them, unless they
-    change meanwhile. Raises NoSuchWish, NotDead, DatabaseUnavailable.
+    receive, and why. With ids it is all or none of them, unless they change meanwhile. Raises NoSuchWish, NotDead,
+    DatabaseUnavailable.
     """
     if which.ids is not None:
         _require_dead(settings, which.ids)

@@ -300,7 +300,7 @@ def _command(stream: str, command: Any) -> tuple[str, bytes]:
         raise BadWish(f"it sends to {stream}, but no context is called '{name}'")
     of: type = type(command)
     if of not in context.commands.values():
-        raise BadWish(f"it sends a {of.__name__} to '{name}', but that is no command of '{name}'")
+        raise BadWish(f"it sends a {of.__name__} to a stream of '{name}', but that is no command of '{name}'")
     body = encode(command)
     try:
         require_same(command, sealed_validator(of)(body))

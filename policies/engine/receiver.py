@@ -229,7 +229,7 @@ class Receiver:
 
     def _check(self, connection: Connection) -> None:
         """Compare the topic, and look where partitions that wait go on. Raises SourceRecreated."""
-        found = topics.describe(self.settings, self._topic.name, admin=self._admin)
+        found = topics.describe(self._theirs, self._topic.name, admin=self._admin)
         if found.id != self._topic.id:
             raise KafkaUnavailable(f"Topic '{found.name}' was made anew.")  # starts again, and looks which one counts
         self._topic = found

@@ -40,7 +40,7 @@ def test_the_nearer_source_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_an_error_of_another_teams_kafka_names_its_settings_not_ours() -> None:
     given = {"topic": "billing.public", "bootstrap": "theirs:9092", "security_protocol": "SSL"}
-    ours = Settings(kafka_bootstrap="ours:9092", sources={"billing": given})  # type: ignore[dict-item]
+    ours = Settings(kafka_bootstrap="ours:9092", sources={"billing": given})
     theirs, topic = ours.of_source("billing")
     away = KafkaError(KafkaError._ALL_BROKERS_DOWN)
     assert (topic, "theirs:9092" in clients.away(theirs, away).message) == ("billing.public", True)
