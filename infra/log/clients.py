@@ -427,7 +427,7 @@ def refusal(settings: Settings, error: KafkaError) -> KafkaRefused | None:
     if error.code() == KafkaError._SSL and (wrong := tls.fault(host, int(port), str(ca) if ca else None)):
         return KafkaRefused(
             f"The certificate of {place} is not accepted: {wrong}.",
-            "Renew it; then this goes on by itself."
+            f"Renew it, or that of its authority in {settings.of_kafka('ssl_ca_location')} ({ca or 'not set'})."
             if "expired" in wrong
             else f"Its authority must be in {settings.of_kafka('ssl_ca_location')} ({ca or 'not set'}), and '{host}' among its "
             "names.",

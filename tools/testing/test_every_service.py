@@ -45,7 +45,7 @@ PURE = {
     *("__future__", "abc", "base64", "bisect", "calendar", "collections", "contextlib", "copy", "dataclasses"),
     *("datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "hmac", "itertools", "math"),
     *("operator", "re", "statistics", "string", "types", "typing", "unicodedata"),
-    *("pydantic", "domain"),
+    *("pydantic", "pydantic_core", "domain"),
 }
 FORMATS = {"binascii", "csv", "ipaddress", "json", "struct", "zlib"}
 """What `decode` and `verify` of a source may need, too."""
