@@ -65,14 +65,11 @@ def acls(
     groups: dict[str, list[tuple[str, str, bool]]] = {
         "handler": [("Read", handlers, True)],
         "agent": [("Read", names.agents(prefix, agent), True) for agent in sorted(agents)],
-        "policies": [
-            *(("Read", names.agents(prefix, agent), True) for agent in sorted(policies)),
-            *([("Read", names.sources(prefix), True)] if received else ()),
-        ],
+        "policies": [("Read", names.agents(prefix, agent), True) for agent in sorted(policies)],
         "publisher": [("Read", names.publisher(prefix), False)],
         "api": [("Describe", handlers, True)],
         # without it, a check that no other release's handlers run would see none
-        "operator": [("Describe", handlers, True), *([("Read", names.sources(prefix), True)] if received else ())],
+        "operator": [("Describe", handlers, True)],
     }
     for process, allowed in topics.items():
         for name, operations in allowed.items():

@@ -285,16 +285,14 @@ def range_consumer(settings: Settings, *, tells_ends: bool = True, group: str | 
     return _consumer(settings, only)
 
 
-def agent_consumer(
-    settings: Settings, *, gather_ms: int = 0, group: str | None = None, tells_ends: bool = False
-) -> Consumer:
+def agent_consumer(settings: Settings, *, gather_ms: int = 0, tells_ends: bool = False) -> Consumer:
     """A consumer for `assign`, which fetches new records for as long as the agent runs, after they gathered for `gather_ms`.
 
-    `group` and `tells_ends` are as in `range_consumer`.
+    `tells_ends` is as in `range_consumer`.
     """
     only = {
         "enable.partition.eof": tells_ends,
-        "group.id": group or names.readers(settings.group_prefix),
+        "group.id": names.readers(settings.group_prefix),
         # partitions share one queue: records of one that is far behind delay the others
         "queued.max.messages.kbytes": 8_192,
         # a pending fetch delays the next assignment; a partition that is behind has so many bytes at once

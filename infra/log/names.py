@@ -11,11 +11,6 @@ def agents(prefix: str, agent: str) -> str:
     return f"{prefix}-{agent}-"
 
 
-def sources(prefix: str) -> str:
-    """What the names of sources' groups begin with, on whichever Kafka; the policy's name and version, and the log's id, follow."""
-    return f"{prefix}-source-"
-
-
 def publisher(prefix: str) -> str:
     """The publishers' group."""
     return f"{prefix}-publisher"

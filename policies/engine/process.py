@@ -111,7 +111,9 @@ class Policies:
 
     def _receive(self, policy: Policy) -> Coroutine[None, None, None]:
         """The source's receiver, as it runs."""
-        receiver = self._receivers[policy.name] = Receiver(self.settings, policy, self.name)
+        receiver = self._receivers[policy.name] = Receiver(
+            self.settings, policy, self.name, lambda: self._agents[policy.name].reader.assigned_partitions
+        )
         return asyncio.to_thread(receiver.run)
 
     async def _host(self, who: str, start: Callable[[], Coroutine[None, None, None]]) -> None:

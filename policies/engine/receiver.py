@@ -1,7 +1,7 @@
 """Receives what another service says: reads the messages of a source's topic, and writes what they lead to into the outbox.
 
 The positions in the topic are rows of the database, and move in the transaction that writes the wishes: by compare-and-set, so that
-of two processes one counts. The consumer group of the other Kafka only shares the partitions.
+of two processes one counts. A process receives of the partitions whose numbers it has in the log, as the policy's agent.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka import Message as KafkaMessage
 from psycopg import errors
 from psycopg.types.json import Json
 
 from infra.database.connect import Connection, DatabaseUnavailable, session
 from infra.errors import SamefoldError
-from infra.log import clients, names, topics
+from infra.log import clients, topics
 from infra.log.clients import KafkaUnavailable
 from infra.log.contract import require_contract
 from infra.log.records import Headers, Record
-from infra.log.source import is_not_held, read_held
+from infra.log.source import is_not_held, named, read_held
 from infra.observability import logs, metrics
 from infra.processes.faultpoints import reach
 from infra.processes.time_limit import in_main_thread
@@ -37,6 +37,7 @@ from policies.engine.messages import Handled, MessageFailed, Raw, Reception, Res
 from policies.engine.outbox import Cause, Wish, write_of_messages
 from policies.engine.policy import Policy
 from projections.engine.live.worker import ONE_AT_A_TIME, code_of_authors
+from projections.engine.store.positions import Attempt
 
 log = logging.getLogger(__name__)
 
@@ -67,10 +68,6 @@ class SourceTrimmed(SamefoldError):
     """A source's topic does not hold the messages that come next."""
 
 
-class SourceFenced(SamefoldError):
-    """Another process joined the source's group under this process's name."""
-
-
 class _Fenced(Exception):
     """Another process moved a position, or the policy was switched."""
 
@@ -83,31 +80,26 @@ class _Place(NamedTuple):
     stop: int | None
 
 
-class _Attempt(NamedTuple):
-    """What a process received first of a partition, how often in a row, and a hash of the code."""
-
-    first: int
-    last: int
-    number: int
-    code: str
-
-
 class Receiver:
-    """One source of this process: a member of its group. `run` blocks until `stop`, in a thread of its own."""
+    """One source of this process. `run` blocks until `stop`, in a thread of its own.
 
-    def __init__(self, settings: Settings, policy: Policy, name: str) -> None:
+    `own` returns the partitions of the log that the policy's agent has in this process.
+    """
+
+    def __init__(self, settings: Settings, policy: Policy, name: str, own: Callable[[], Set[int]]) -> None:
         assert policy.source, "it is a source"
         self.settings = settings
         self.policy = policy
         self.source = policy.source
         self.name = name
+        self._own = own
         self._stopping = threading.Event()
         self._status = logs.StatusLog(log, f"source {policy.name}")
         self._places: dict[int, _Place] = {}
         """By partition that is received now."""
         self._waiting: dict[int, float] = {}
         """By partition of this process that is not, when to look where it goes on."""
-        self._before: dict[int, _Attempt] = {}
+        self._before: dict[int, Attempt] = {}
         """By partition, the attempt that was noted when this process looked where to go on."""
         self._begun: set[int] = set()
         """Partitions of which this process has received what it began with."""
@@ -117,8 +109,6 @@ class Receiver:
         """Whether `_reader` fetches from `_places`."""
         self._kept: tuple[list[Raw], Mapping[int, int]] = [], {}
         """What it has fetched, and `_receive` has left for later."""
-        self._failed: list[KafkaError] = []
-        """For which the member of the group has ended."""
 
     def stop(self) -> None:
         self._stopping.set()
@@ -142,32 +132,19 @@ class Receiver:
     def _serve(self, connection: Connection) -> None:
         self._theirs, name = self.settings.of_source(self.source.name)
         events = require_contract(self.settings, connection)
-        # a group for each version, as that whose turn it is must have all partitions, and for each log: services and their
-        # environments may have the same prefix
-        begin = names.sources(self.settings.group_prefix)
-        self._group = f"{begin}{self.policy.name}-{self.policy.version}-{events.id[:8]}"
         if self.settings.source(self.source.name).secrets:
             topics.ensure_inbox(self.settings)
         self._admin = topics.Admin(self._theirs, topics.TRY_S)
         self._topic = topics.describe(self._theirs, name, admin=self._admin)
         self._reception = Reception(self.settings, self.policy, self._topic.id, events.partitions)
         activations.start_new(self.settings, connection, self.policy)
-        self._places, self._waiting, self._failed = {}, {}, []
+        self._places, self._waiting, self._partitions = {}, {}, events.partitions
         self._settled_at = time.monotonic() + SETTLED_S
-        self._reader = clients.agent_consumer(self._theirs, group=self._group, tells_ends=True)
-        member = clients.group_consumer(
-            self._theirs,
-            self._group,
-            instance=self.name,
-            connection=clients.Connection(f"source {self.policy.name}"),
-            on_commit=lambda _error, _offsets: None,
-            on_finished=self._failed.append,
-        )
+        self._reader = clients.agent_consumer(self._theirs, tells_ends=True)
         try:
-            member.subscribe([name], on_assign=self._on_assign, on_revoke=self._on_revoke)
             check_at = 0.0
             while not self._stopping.is_set():
-                self._poll(member)
+                self._share()
                 if time.monotonic() >= check_at or 0.0 in self._waiting.values():
                     self._check(connection)
                     check_at = time.monotonic() + CHECK_S
@@ -183,38 +160,15 @@ class Receiver:
         finally:
             self._gone([*self._places, *self._waiting])
             self._reader.close()
-            member.close()
 
-    # ── the group ──
+    # ── where to go on ──
 
-    def _poll(self, member: Consumer) -> None:
-        """Let the group assign partitions. They are paused: `_reader` reads them. Raises KafkaRefused, SourceFenced."""
-        try:
-            message = member.poll(0)
-            error = message.error() if message is not None else None
-        except KafkaException as raised:
-            error = raised.args[0]
-        error = self._failed[0] if self._failed else error
-        if error is None:
-            return
-        if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-            raise clients.denied(self._theirs, error, f"Read of group '{self._group}'")
-        if clients.is_finished(error):
-            raise SourceFenced(
-                f"Source '{self.policy.name}' of '{self.name}' was fenced out of its group: {error.str()}.",
-                "Give each process of policies a name of its own (`samefold run policies --name`).",
-            )
-        if not clients.may_pass(error):
-            self._status.wrong("group", error.str(), error.name())
-
-    def _on_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
-        consumer.incremental_assign([TopicPartition(one.topic, one.partition, OFFSET_END) for one in assigned])
-        consumer.pause(assigned)
-        self._waiting |= {one.partition: 0.0 for one in assigned}
-
-    def _on_revoke(self, consumer: Consumer, revoked: list[TopicPartition]) -> None:
-        self._gone([one.partition for one in revoked])
-        consumer.incremental_unassign(revoked)
+    def _share(self) -> None:
+        """Take the partitions that are this process's now, and leave the others."""
+        own, has = self._own(), self._places.keys() | self._waiting.keys()
+        mine = {number for number in range(self._topic.partitions) if number % self._partitions in own}
+        self._gone(has - mine)
+        self._waiting |= dict.fromkeys(mine - has, 0.0)
 
     def _gone(self, partitions: Iterable[int]) -> None:
         for number in partitions:
@@ -223,9 +177,7 @@ class Receiver:
             for gauge in (metrics.SOURCE_LAG, metrics.SOURCE_STOPPED):
                 with suppress(KeyError):
                     gauge.remove(self.policy.name, str(number))
-        self._is_assigned = False
-
-    # ── where to go on ──
+            self._is_assigned = False
 
     def _check(self, connection: Connection) -> None:
         """Compare the topic, and look where partitions that wait go on. Raises SourceRecreated."""
@@ -265,27 +217,20 @@ class Receiver:
         if any(one.log_offset is None for one in known):  # a switch that is not in the topic of policies yet
             return
         begin = here[0].positions[number].next_offset
-        connection.execute(  # a row to lock: of two processes, the second waits here and finds what the first has received
-            "insert into source_positions values (%s, %s, %s, %s, %s) on conflict do nothing",
-            (self.policy.name, number, self._topic.id, begin, known[-1].number),
-        )
-        [(topic_id, at, attempt)] = connection.execute(
-            "select topic_id, next_offset, attempt from source_positions where policy = %s and partition = %s for update",
-            (self.policy.name, number),
-        ).fetchall()
-        if topic_id != self._topic.id:
-            at, attempt = begin, None
+        # of two processes, the second waits here and finds what the first has received
+        ours = (self.policy.name, number, self._topic.id, begin, known[-1].number)
+        [(at, attempt)] = connection.execute(_BEGIN, ours).fetchall()
         if attempt and number not in self._begun:
-            self._before[number] = _Attempt(*attempt)
+            self._before[number] = Attempt(*attempt)
         while (version := version_at(here, number, at)) == REMOVED:
             starts = [one.positions[number].next_offset for one in here]
             if (after := min((start for start in starts if start > at), default=None)) is None:
                 break
             at = after
-        connection.execute(
-            "update source_positions set topic_id = %s, next_offset = %s, activation = %s where policy = %s and partition = %s",
-            (self._topic.id, at, known[-1].number, self.policy.name, number),
-        )
+            connection.execute(
+                "update source_positions set next_offset = %s where policy = %s and partition = %s",
+                (at, self.policy.name, number),
+            )
         first, end = self._topic.first[number], self._topic.end[number]
         if version != self.policy.version:
             what = f"the next messages belong to version {version}, and this code has {self.policy.version}"
@@ -314,8 +259,8 @@ class Receiver:
         metrics.SOURCE_STOPPED.labels(self.policy.name, str(number)).set(1)
 
     def _again(self) -> None:
-        """Look for all positions again."""
-        self._waiting |= dict.fromkeys(self._places, 0.0)
+        """Look for all positions again, when the other process has gone on: two releases have all partitions for a while."""
+        self._waiting |= dict.fromkeys(self._places, time.monotonic() + CHECK_S)
         self._places = {}
         self._is_assigned = False
 
@@ -356,7 +301,7 @@ class Receiver:
         for number, error in wrong.items():
             self._is_assigned = False
             if clients.is_denied(error):
-                raise clients.denied(self._theirs, error, f"Read of topic '{name}'")
+                raise named(self._theirs, name, number, 0, error)
             if is_not_held(error):
                 self._waiting[number] = time.monotonic() + POLL_S
                 self._places.pop(number, None)
@@ -377,7 +322,7 @@ class Receiver:
                 continue
             before = self._before.get(number)
             is_again = before is not None and before.code == code and before.last >= mine[0]
-            now = _Attempt(mine[0], mine[0] if is_again else mine[-1], 1, code)
+            now = Attempt(mine[0], mine[0] if is_again else mine[-1], number=1, code=code)
             if before and is_again and before[:2] == now[:2]:
                 now = now._replace(number=before.number + 1)
             if (place := (number, mine[0])) not in self._reception.ended:
@@ -490,7 +435,7 @@ def received_again(
     theirs, name = settings.of_source(policy.source.name)
     topic = topics.describe(theirs, name)
     reception = Reception(settings, policy, topic.id, require_contract(settings, connection).partitions)
-    reader = clients.range_consumer(theirs, group=names.sources(settings.group_prefix) + policy.name)
+    reader = clients.range_consumer(theirs)
     try:
         for ident, stream, offset in dead:
             number, headers = int(stream.rpartition("/")[2]), dict[int, Headers]()
@@ -563,6 +508,13 @@ _MOVE = """
 update source_positions p set next_offset = u.next_offset
   from unnest(%s::int[], %s::bigint[], %s::int[], %s::bigint[]) u (partition, was, activation, next_offset)
  where p.policy = %s and p.topic_id = %s and p.partition = u.partition and p.next_offset = u.was and p.activation = u.activation
+"""
+_BEGIN = """
+insert into source_positions as p values (%s, %s, %s, %s, %s)
+    on conflict (policy, partition) do update set topic_id = excluded.topic_id, activation = excluded.activation,
+       next_offset = case when p.topic_id = excluded.topic_id then p.next_offset else excluded.next_offset end,
+       attempt = case when p.topic_id = excluded.topic_id then p.attempt end
+returning next_offset, attempt
 """
 _TRY = "update source_positions set attempt = %s where policy = %s and partition = %s"
 _NEW = """

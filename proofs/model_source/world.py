@@ -109,15 +109,16 @@ class _Session:
         elif query == receiver._NEW:
             self.found = [(ident,) for ident in values[1] if ident not in now.received]
             self.database = now._replace(received=now.received | {*values[1]})
-        elif query.startswith("insert into source_positions"):
-            self.database = now._replace(at=now.at or (values[3], values[4]))
-        elif query.startswith("update source_positions set topic_id"):
-            self.database = now._replace(at=(values[1], values[2]))
+        elif query == receiver._BEGIN:
+            begin = now.at[0] if now.at else values[3]
+            self.database, self.found = now._replace(at=(begin, values[4])), [(begin, None)]
+        elif query.startswith("update source_positions set next_offset"):
+            self.database = now._replace(at=now.at and (values[0], now.at[1]))
         elif query.startswith("update source_positions"):
             self.database = now._replace(at=now.at and (now.at[0], values[0]))
         else:
             position = [] if now.at is None else [now.at[0]]
-            self.found = [("topic", at, None) if "attempt" in query else (0, at) for at in position]
+            self.found = [(0, at) for at in position]
         return self
 
     def fetchall(self) -> list[Any]:
@@ -153,7 +154,7 @@ def _source(version: int, by_id: bool) -> Policy:
 def _receiver(name: int, version: int, by_id: bool, end: int) -> Receiver:
     """A process; what it remembers comes from a world."""
     settings = Settings(sources={"other": SourceSetting(topic="other")})
-    made = Receiver(settings, _source(version, by_id), f"process {name}")
+    made = Receiver(settings, _source(version, by_id), f"process {name}", lambda: {0})
     made._topic = Topic("other", "topic", 1, {0: 0}, {0: end})
     made._reception = Reception(settings, made.policy, "topic", 1)
     made._status = logs.StatusLog(logging.Logger("nobody", SILENT), "a source")

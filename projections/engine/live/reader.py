@@ -149,6 +149,10 @@ class Reader:
         self._holds = True
 
     @property
+    def assigned_partitions(self) -> frozenset[int]:
+        return self._assigned
+
+    @property
     def own_partitions(self) -> frozenset[int]:
         """The assigned partitions; none while it holds."""
         return frozenset() if self._holds else self._assigned

@@ -30,7 +30,7 @@ from standardwebhooks.webhooks import Webhook
 from api import stores
 from api.app import create_app
 from infra.errors import BadSettings
-from infra.log import clients, names, topics
+from infra.log import clients, topics
 from infra.log.partitioner import partition_of
 from infra.log.records import Headers
 from infra.log.source import read_held
@@ -398,10 +398,10 @@ def test_the_rights_for_the_inbox_are_printed_where_a_source_may_be_a_webhook(
         printed = json.loads(capsys.readouterr().out)
         return {(one["process"], one["name"], right) for one in printed for right in one["operations"]}
 
-    inbox, groups = world.inbox_topic, names.sources(world.group_prefix)
+    inbox = world.inbox_topic
     of_inbox = {("api", inbox, "Write"), ("policies", inbox, "Read"), ("admin", inbox, "Create")}
     for name in ("shop", "unknown"):
-        assert of_inbox | {("policies", groups, "Read")} <= rights(source(name))
+        assert of_inbox <= rights(source(name))
     billing = rights(source("billing"))
-    assert {("policies", "billing.public", "Read"), ("policies", groups, "Read")} <= billing
+    assert ("policies", "billing.public", "Read") in billing
     assert not {one for one in billing if one[1] == inbox or one[:2] == ("admin", "billing.public")}

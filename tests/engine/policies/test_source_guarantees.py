@@ -160,7 +160,7 @@ class Frozen:
 def test_of_two_receivers_of_a_partition_one_counts(billing: Billing) -> None:
     """The other one stood still while its partition was given away, and wakes with old messages in hand."""
     world, frozen = billing.settings, Frozen(2)
-    other = Receiver(world.model_copy(update={"group_prefix": f"{world.group_prefix}-other"}), frozen.policy(), "other")
+    other = Receiver(world, frozen.policy(), "other", lambda: {0, 1, 2})
     with handler(world), agent(world):
         send(world, open_account("a"))
         say(billing, 1)

@@ -157,7 +157,7 @@ def test_a_defect_that_ends_a_source_is_told(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(receiver, "session", fails)
     with pytest.raises(ZeroDivisionError):
-        Receiver(Settings(), source(), "p1").run()
+        Receiver(Settings(), source(), "p1", frozenset).run()
     assert is_stopped("all") == 1
 
 
@@ -254,19 +254,6 @@ def test_a_dead_message_that_was_compacted_away_can_only_be_dropped(
         all_received(billing)
         assert retry(billing.settings, Which(policy="from_billing"), refused=refused.__setitem__) == (0, 1)
     assert [*refused.values()] == [f"{billing.topic}[0] does not hold it any more"]
-
-
-@pytest.mark.slow
-def test_two_environments_with_one_prefix_get_all_messages_each(billing: Billing, stack: Stack, migrated: str) -> None:
-    world = billing.settings
-    with world_of(stack, migrated) as other:
-        set_up(other)
-        there = {"billing": Source(topic=billing.topic, bootstrap=world.kafka)}
-        staging = other.model_copy(update={"group_prefix": world.group_prefix, "sources": there})
-        for number in range(3):
-            billing.say({"account": "a", "cents": 1}, partition=number)
-        with running(billing, source()), in_a_loop(lambda: Policies(staging, [source()], "p2"), "p2"):
-            until(lambda: received(world) == received(staging) == 3, "both have all messages")
 
 
 @pytest.mark.slow
