@@ -41,7 +41,18 @@ from policies.engine.receiver import Receiver, SourceRecreated, SourceTrimmed
 from tests.engine.api.api import agent, in_a_loop
 from tests.engine.policies.publishers import publisher
 from tests.engine.policies.test_policies import FORWARD, balance, open_wishes
-from tests.engine.spine import commits, delete, deposit, handler, in_a_transaction, open_account, scalar, send, set_up
+from tests.engine.spine import (
+    beside,
+    commits,
+    delete,
+    deposit,
+    handler,
+    in_a_transaction,
+    open_account,
+    scalar,
+    send,
+    set_up,
+)
 from tools.dev.stack import Stack
 from tools.testing.fixtures import world_of
 from tools.testing.waiting import until
@@ -378,6 +389,27 @@ def test_each_message_belongs_to_the_version_in_force_at_its_place(billing: Bill
 
 
 @pytest.mark.slow
+def test_a_process_receives_the_partitions_that_it_has_of_the_log(billing: Billing) -> None:
+    world, own = billing.settings, {0}
+    one = Receiver(world, source(), "p1", lambda: frozenset(own))
+    positions = "select count(*) from source_positions where partition = %s and next_offset = %s"
+
+    def is_at(partition: int, offset: int) -> bool:
+        return bool(scalar(world, positions, partition, offset))
+
+    for partition in range(3):
+        billing.say({"account": "a", "cents": 1}, partition=partition)
+    with beside(one.run, one.stop, "the receiver"):
+        until(lambda: is_at(0, 1), "its own is received")
+        own ^= {0, 1}
+        until(lambda: is_at(1, 1), "that which it got is received")
+        for partition in range(3):
+            billing.say({"account": "a", "cents": 1}, partition=partition, ident="2")
+        until(lambda: is_at(1, 2), "that is received on")
+    assert is_at(0, 1)
+    assert not is_at(2, 1)
+
+
 def test_more_partitions_are_taken_up(billing: Billing) -> None:
     world = billing.settings
     with running(billing, source()), handler(world), agent(world):
