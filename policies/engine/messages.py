@@ -80,16 +80,16 @@ class Message(NamedTuple):
 
 
 class _CloudEvent(msgspec.Struct, gc=False):
-    """What counts of CloudEvents 1.0 in structured JSON (https://cloudevents.io), and three extensions of it."""
+    """What counts of CloudEvents 1.0 in JSON (https://cloudevents.io), and three extensions of it."""
 
     id: Annotated[str, Meta(min_length=1)]
     source: Annotated[str, Meta(min_length=1)]
     type: Annotated[str, Meta(min_length=1)]
-    data: msgspec.Raw | UnsetType = UNSET
+    data: msgspec.Raw = msgspec.Raw(b"null")
     data_base64: str | UnsetType = UNSET
-    correlationid: str | UnsetType = UNSET
-    traceparent: str | UnsetType = UNSET
-    samefolddepth: Annotated[int, Meta(ge=0, le=1_000_000)] | UnsetType = UNSET
+    correlationid: str = ""
+    traceparent: str = ""
+    samefolddepth: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
 
 
 class _Typed(msgspec.Struct, gc=False):
@@ -113,14 +113,14 @@ def read(source: Source, raw: Raw) -> Message | Result:
         return Result.OTHER_TYPE
     if raw.value is None:
         return Result.TOMBSTONE
-    found = _opened(source, raw.headers, raw.value)
-    adapter = source.types.get(found.type) or source.types.get(None)
+    kind, body, event = _opened(source, raw.headers, raw.value)
+    adapter = source.types.get(kind) or source.types.get(None)
     if adapter is None:
-        if found.type is None:
+        if kind is None:
             raise BadMessage("it has no type, and the source has no class for messages without one")
         return Result.OTHER_TYPE
     try:
-        fact = adapter.validate_json(bytes(found.body))
+        fact = adapter.validate_json(bytes(body))
     except ValidationError as error:
         raise BadMessage(f"{error.title}: {outline(error)}") from None
     except Exception as error:  # of a check that the author wrote
@@ -132,72 +132,48 @@ def read(source: Source, raw: Raw) -> Message | Result:
         offset=raw.offset,
         time=time_of(raw.time_ms),
         key=None if raw.key is None else raw.key.decode(errors="backslashreplace"),
-        id=raw.headers.get(ID) if HOOK in raw.headers else found.id,
-        type=found.type,
+        id=raw.headers.get(ID) if HOOK in raw.headers else f"{event.source} {event.id}" if event else None,
+        type=kind,
         headers=raw.headers,
     )
-    given = UNSET if found.correlation_id is None else found.correlation_id
-    correlation_id = None if bad_relation(given, UNSET) else found.correlation_id
-    trace = found.trace or raw.headers.get("traceparent", "")
-    return Message(fact, at, correlation_id, found.depth, trace if _TRACE(trace) else None)
+    correlation, depth, trace = (event.correlationid, event.samefolddepth, event.traceparent) if event else ("", 0, "")
+    trace = trace or raw.headers.get("traceparent", "")
+    correlation_id = None if bad_relation(correlation, UNSET) else correlation
+    return Message(fact, at, correlation_id, depth, trace if _TRACE(trace) else None)
 
 
-class _Opened(NamedTuple):
-    type: str | None
-    body: bytes | msgspec.Raw
-    id: str | None = None
-    correlation_id: str | None = None
-    depth: int = 0
-    trace: str | None = None
-
-
-def _opened(source: Source, headers: Mapping[str, str], value: bytes) -> _Opened:
-    """Raises BadMessage."""
+def _opened(
+    source: Source, headers: Mapping[str, str], value: bytes
+) -> tuple[str | None, bytes | msgspec.Raw, _CloudEvent | None]:
+    """The type and the body, and the CloudEvent that has them. Raises BadMessage."""
+    content_type = headers.get("content-type", "").lower()
     try:
         if "ce_specversion" in headers and HOOK not in headers:  # nobody signed them
-            event = msgspec.convert(
-                {name[3:]: text for name, text in headers.items() if name.startswith("ce_")}, _CloudEvent, strict=False
-            )
-            return _of_cloud_event(event, _decoded(source, value))
-        if headers.get("content-type", "").lower().startswith("application/cloudevents+json"):
-            return _structured(source, value)
-        body = _decoded(source, value)
-        if source.type_header is not None:
-            return _Opened(headers.get(source.type_header), body)
-        if None in source.types:
-            return _Opened(None, body)
-        typed = _typed(body)
-        if typed.specversion is not UNSET:  # its producer gives no content-type
-            return _structured(source, body)
-        return _Opened(typed.type, typed.data)
+            given = {name[3:]: text for name, text in headers.items() if name.startswith("ce_")}
+            event = msgspec.convert(given, _CloudEvent, strict=False)
+            return event.type, _decoded(source, value), event
+        if not content_type.startswith("application/cloudevents+json"):
+            value = _decoded(source, value)
+            if source.type_header is not None:
+                return headers.get(source.type_header), value, None
+            if None in source.types:
+                return None, value, None
+            typed = _typed(value)
+            if typed.specversion is UNSET:  # else it is a CloudEvent without its content-type
+                return typed.type, typed.data, None
+        event = _cloud_event(value)
+        if event.data_base64 is UNSET:
+            return event.type, event.data, event
+        return event.type, _decoded(source, base64.b64decode(event.data_base64, validate=True)), event
     except (msgspec.DecodeError, RecursionError) as error:
-        raise BadMessage(
-            f"it is no {'CloudEvent' if _is_cloud(headers) else 'JSON with type and data'}: {error}"
-        ) from None
+        is_cloud = "ce_specversion" in headers or content_type.startswith("application/cloudevents")
+        raise BadMessage(f"it is no {'CloudEvent' if is_cloud else 'JSON with type and data'}: {error}") from None
     except UnicodeDecodeError:
         raise BadMessage("it is not text in UTF-8") from None
-    except ValueError as error:
-        if isinstance(error, BadMessage):
-            raise
+    except BadMessage:
+        raise
+    except ValueError:
         raise BadMessage("its data_base64 is not base64") from None
-
-
-def _structured(source: Source, value: bytes) -> _Opened:
-    event = _cloud_event(value)
-    if event.data_base64 is not UNSET:
-        return _of_cloud_event(event, _decoded(source, base64.b64decode(event.data_base64, validate=True)))
-    return _of_cloud_event(event, b"null" if event.data is UNSET else event.data)
-
-
-def _is_cloud(headers: Mapping[str, str]) -> bool:
-    return "ce_specversion" in headers or headers.get("content-type", "").startswith("application/cloudevents")
-
-
-def _of_cloud_event(event: _CloudEvent, body: bytes | msgspec.Raw) -> _Opened:
-    correlation = None if event.correlationid is UNSET else event.correlationid
-    depth = 0 if event.samefolddepth is UNSET else event.samefolddepth
-    trace = None if event.traceparent is UNSET else event.traceparent
-    return _Opened(event.type, body, f"{event.source} {event.id}", correlation, depth, trace)
 
 
 def _decoded(source: Source, value: bytes) -> bytes:
@@ -241,21 +217,22 @@ class Reception:
     def _place(self, partition: int, offset: int) -> tuple[str | int, ...]:
         return self._policy.name, self._topic_id, partition, offset
 
+    @watched(lambda local: f"receiving message {local['raw'].offset} of {local['raw'].topic}/{local['raw'].partition}")
     def handled(self, raw: Raw) -> Handled:
         """What became of a message. Raises MessageFailed."""
         raw = raw._replace(time_ms=min(max(raw.time_ms, 0), LAST_MS))
         at = At(f"{raw.topic}/{raw.partition}", raw.offset, raw.time_ms, raw.partition, raw.offset)
-        here = self._place(raw.partition, raw.offset)
+        here = place = self._place(raw.partition, raw.offset)
         cause = Cause(where := f"{self._source.name}/{raw.partition}@{raw.offset}", where, 0)
+        message: Message | Result | None = None
         ident: bytes | None = None
         try:
             if (raw.partition, raw.offset) in self.ended:
-                raise self._failed(at, EndedProcesses())
-            message = self._read(raw, at)
+                raise EndedProcesses
+            message = read(self._source, raw)
             if isinstance(message, Result):
                 is_known = raw.headers.get(HOOK, self._source.name) in self._known
                 return Handled(message if is_known else Result.OTHER_SOURCE)
-            place: tuple[str | int, ...] = here
             if self._by_id:
                 if message.at.id is None:
                     raise BadMessage("it has no id of its own, and DEDUP says that this counts")
@@ -263,41 +240,24 @@ class Reception:
                 ident = hashlib.blake2b(message.at.id.encode(), digest_size=20).digest()
             known = message.at.id if message.at.id and not bad_relation(UNSET, message.at.id) else where
             cause = Cause(known, message.correlation_id or known, message.depth, message.trace)
-            return Handled(Result.RECEIVED, [(one, cause) for one in self._wishes(message, place, at)], ident)
-        except BadMessage as why:
-            # its own id does not count: a repeat may be received, or this one again
-            return Handled(Result.DEAD, [(dead_message(here, at, str(why)), cause)])
-
-    @watched(lambda local: f"reading message {local['at'].offset} of {local['at'].stream}")
-    def _read(self, raw: Raw, at: At) -> Message | Result:
-        """Raises BadMessage, MessageFailed."""
-        try:
-            return read(self._source, raw)
-        except BadMessage:
-            raise
+            wishes = of_message(partial(self._source.receive, message.fact, message.at), place, at, self._partitions)
+            return Handled(Result.RECEIVED, [(one, cause) for one in wishes], ident)
+        except BadMessage as error:
+            why = str(error)
         except FAULTS as error:
-            raise self._failed(at, error) from None
-
-    @watched(lambda local: f"receiving message {local['at'].offset} of {local['at'].stream}")
-    def _wishes(self, message: Message, place: Sequence[str | int], at: At) -> list[Wish]:
-        """Raises MessageFailed, BadMessage."""
-        try:
-            return of_message(partial(self._source.receive, message.fact, message.at), place, at, self._partitions)
-        except FAULTS as error:
-            if self._policy.on_poison == "park" and not isinstance(error, TooSlow):
-                raise BadMessage(f"`receive` failed: {self._in_words(error)}") from None
-            raise self._failed(at, error) from None
+            # what fails before `receive` is never parked
+            if message is None or self._policy.on_poison != "park" or isinstance(error, TooSlow):
+                raise self._failed(at, error) from None
+            why = f"`receive` failed: {self._in_words(error)}"
+        # its own id does not count: a repeat may be received, or this one again
+        return Handled(Result.DEAD, [(dead_message(here, at, why), cause)])
 
     def _failed(self, at: At, error: BaseException) -> MessageFailed:
-        parks = (
-            ""
-            if isinstance(error, TooSlow | EndedProcesses)
-            else '; or let such messages become dead letters: ON_POISON = "park"'
-        )
-        return MessageFailed(
-            f"Source '{self._policy.name}' can't receive {at.stream}@{at.offset}: {self._in_words(error)}.",
-            f"Nothing was skipped. Correct policies/{self._policy.name}.py and start again{parks}.",
-        )
+        hint = f"Nothing was skipped. Correct policies/{self._policy.name}.py and start again"
+        if not isinstance(error, TooSlow | EndedProcesses):
+            hint += '; or let such messages become dead letters: ON_POISON = "park"'
+        what = f"Source '{self._policy.name}' can't receive {at.stream}@{at.offset}: {self._in_words(error)}."
+        return MessageFailed(what, f"{hint}.")
 
     def _in_words(self, error: BaseException) -> str:
         """What was raised, and the line of the source's file. An author's text may hold a value."""

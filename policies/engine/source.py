@@ -1,15 +1,4 @@
-"""A source, read from its module: which messages of another service it takes, and how they are read.
-
-    SOURCE = "billing"                       # its name in SAMEFOLD_SOURCES
-
-    @message("invoice-paid.v1")              # the message's type; without one, the class is that of each message
-    class InvoicePaid: …
-
-    def receive(message: InvoicePaid, at: Received) -> Iterable[Send]: …
-
-Optional are `DEDUP = "id"` (a message's own id counts, not its place), `TYPE = "x-github-event"` (the header that has the type),
-`decode(body: bytes) -> Any` (what another format's body is in JSON's types), and of a webhook `verify(headers, body, secrets)`.
-"""
+"""A source, read from its module: which messages of another service it takes, and how they are read (docs/sources.md)."""
 
 from __future__ import annotations
 
