@@ -55,16 +55,12 @@ def router_of(hooks: Iterable[Hook]) -> APIRouter:
             partial(post, hook),
             methods=["POST"],
             name=f"Webhook {hook.name}",
-            description="Its signature is that of Standard Webhooks, unless the receiving policy has a function `verify`.",
-            operation_id=f"hooks_{hook.name.replace('-', '_')}",
+            description=f"Signed by Standard Webhooks' {ID}, {TIMESTAMP}, {SIGNATURE}, or as the policy's `verify` wants.",
             tags=["hooks"],
             status_code=202,
             response_model=dict[str, Any],
             responses=openapi.responses({}, *_PROBLEMS),
-            openapi_extra={
-                "requestBody": {"content": {JSON: {"schema": {}}}},
-                "parameters": [] if hook.verify else _STANDARD,
-            },
+            openapi_extra={"requestBody": {"content": {JSON: {"schema": {}}}}},
         )
     return router
 
@@ -127,9 +123,4 @@ def _kept(hook: Hook, request: Request, ident: str) -> Headers:
     return [*(own | {ID: ident.encode(), HOOK: hook.name.encode()}).items()]
 
 
-_SHOWN = {ID: "msg_2KWPBgLlAfxdpx2AI54pPJ85f4W", TIMESTAMP: "1767225600", SIGNATURE: f"v1,{'K5oZfzN95Z9' * 4}"}
-_STANDARD = [
-    openapi.in_header(name, "As Standard Webhooks says.", example, pattern=pattern) | {"required": True}
-    for (name, example), pattern in zip(_SHOWN.items(), ("^[!-~]{1,255}$", "^[0-9]{1,12}$", "^[!-~]+$"), strict=True)
-]
 _PROBLEMS = (BAD_HEADER, WRONG_SIGNATURE, TOO_LARGE, COMPRESSED, TOO_MANY_WAIT, DEFECT, NOT_RECEIVED, *UNAVAILABLE)

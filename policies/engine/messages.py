@@ -145,7 +145,7 @@ def read(source: Source, raw: Raw) -> Message | Result:
 def _opened(
     source: Source, headers: Mapping[str, str], value: bytes
 ) -> tuple[str | None, bytes | msgspec.Raw, _CloudEvent | None]:
-    """The type and the body, and the CloudEvent that has them. Raises BadMessage."""
+    """A message's type and body, and the CloudEvent that it is, if it is one. Raises BadMessage."""
     content_type = headers.get("content-type", "").lower()
     try:
         if "ce_specversion" in headers and HOOK not in headers:  # nobody signed them

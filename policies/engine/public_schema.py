@@ -35,7 +35,7 @@ from infra.processes.time_limit import FAULTS, watched
 from infra.settings import Settings
 from policies.engine.policy import PUBLIC, BadPolicy, Public, declared, has_public
 from projections.engine.fold.errors import EngineStop
-from projections.engine.fold.fold import decode
+from projections.engine.fold.fold import Item, decode
 from projections.engine.fold.plan import Plan
 from projections.engine.views.column_types import Scalar
 from projections.engine.views.columns import AsInRows, Column, Role
@@ -154,7 +154,7 @@ class Writer:
         self._plan = Plan({PUBLIC: View(PUBLIC, *of, tuple(contexts()), "")})
 
     def outgoing(
-        self, partition: int, counted: Sequence[Counted], traces: Mapping[int, str] = MappingProxyType({})
+        self, partition: int, counted: Sequence[Counted], traces: Mapping[int, str | None] = MappingProxyType({})
     ) -> tuple[list[Outgoing], int, EngineStop | None]:
         """Public events in order, until they are FULL, the number of commits that they came out of, and the error that ended them.
 
@@ -167,12 +167,8 @@ class Writer:
                 return found, taken, None
             try:
                 items = decode(self._plan, partition, [one]).items
-                trace = traces.get(one.offset, UNSET)
-                values = [
-                    (item.at, value)
-                    for item in items
-                    for value in self._published(item.event, item.at, one.commit, trace)
-                ]
+                trace = traces.get(one.offset) or UNSET
+                values = [(item.at, value) for item in items for value in self._published(item, one.commit, trace)]
             except EngineStop as stop:
                 return found, taken, stop
             found += [Outgoing(at.stream.encode(), value, one) for at, value in values]
@@ -180,12 +176,13 @@ class Writer:
         return found, len(counted), None
 
     @watched(lambda local: f"publishing event {local['at'].version} of {local['at'].stream}")
-    def _published(self, event: Any, at: At, commit: Commit, trace: str | UnsetType) -> list[bytes]:
+    def _published(self, item: Item, commit: Commit, trace: str | UnsetType) -> list[bytes]:
         """What `publish` yields, as CloudEvents. Raises PublicationFailed, PublicEventTooLarge."""
+        at = item.at
         where = {"partition": at.partition, "offset": at.offset}
         what = f"Event {at.version} of {at.stream} can't be published (partition {at.partition}, offset {at.offset})"
         try:
-            yielded = list(islice(self._publication.publish(event, at), MOST + 1))
+            yielded = list(islice(self._publication.publish(item.event, at), MOST + 1))
             if len(yielded) > MOST:
                 raise ValueError(f"it yields more than {MOST} public events")
             values = [self._encoded(at, commit, trace, index, public) for index, public in enumerate(yielded)]
@@ -264,15 +261,12 @@ def asyncapi(settings: Settings, declared: Publication) -> dict[str, Any]:
         schemas |= {f"{name}.{model}": one for model, one in models.items()}
         envelope = msgspec.json.schema_components([CloudEvent])[1]["CloudEvent"]
         properties = envelope["properties"] | {"type": {"const": name}, "data": data}
+        required = sorted(properties.keys() - {"correlationid", "samefolddepth", "traceparent"})
         messages[name] = {
             "name": name,
             "summary": (kind.__doc__ or name).strip().partition("\n")[0],
             "contentType": "application/cloudevents+json",
-            "payload": {
-                "type": "object",
-                "properties": properties,
-                "required": sorted(properties.keys() - {"correlationid", "samefolddepth", "traceparent"}),
-            },
+            "payload": {"type": "object", "properties": properties, "required": required},
             "bindings": {"kafka": {"key": {"type": "string", "description": "The stream"}, "bindingVersion": "0.5.0"}},
         }
     topic = settings.public_topic

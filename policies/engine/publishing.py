@@ -192,9 +192,7 @@ class Lane:
     ) -> Iterator[tuple[Sequence[Outgoing], Reading, SamefoldError | None]]:
         """What these records publish, a transaction each, the position after it, and the error that follows."""
         end, counted, _, unreadable = read_readable(reading, records)
-        traces = {
-            one.offset: trace for one in records if isinstance(one, Traced) and (trace := traceparent(one.headers))
-        }
+        traces = {one.offset: traceparent(one.headers) for one in records if isinstance(one, Traced)}
         while counted:
             outgoing, taken, stop = in_main_thread(partial(self._writer.outgoing, self.partition, counted, traces))
             if taken == len(counted):

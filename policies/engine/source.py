@@ -81,9 +81,7 @@ class Source:
 def source_of(module: ModuleType, bad: type[SamefoldError]) -> Source:
     """Raises `bad`."""
     file = f"policies/{module.__name__.rpartition('.')[2]}.py"
-    receive = _function(
-        module, "receive", ("message", "at"), "receive(message: …, at: Received) -> Iterable[Send]", bad
-    )
+    receive = _function(module, "receive(message: …, at: Received) -> Iterable[Send]", bad)
     if receive is None:
         raise bad(f"{file} has SOURCE, but no function `receive`.", "Write receive(message: …, at: Received)")
     name = module.__dict__["SOURCE"]
@@ -118,21 +116,18 @@ def source_of(module: ModuleType, bad: type[SamefoldError]) -> Source:
         types=types,
         by_id=dedup == "id",
         type_header=str(header).lower() if header is not None else None,
-        decode=_function(module, "decode", ("body",), "decode(body: bytes) -> Any", bad),
-        verify=_function(
-            module, "verify", ("headers", "body", "secrets"), "verify(headers, body, secrets) -> str | None", bad
-        ),
+        decode=_function(module, "decode(body: bytes) -> Any", bad),
+        verify=_function(module, "verify(headers, body, secrets) -> str | None", bad),
     )
 
 
-def _function(
-    module: ModuleType, name: str, parameters: tuple[str, ...], signature: str, bad: type[SamefoldError]
-) -> Any:
-    """The module's function, None if it has none. Raises `bad`."""
+def _function(module: ModuleType, signature: str, bad: type[SamefoldError]) -> Any:
+    """The module's function with that name and those parameters, None if it has none. Raises `bad`."""
+    name, *parameters = re.findall(r"(?:^|[(,] ?)(\w+)", signature)  # the words at the beginning and after each ( or ,
     function = module.__dict__.get(name)
     if function is not None and not (
         inspect.isfunction(function)
-        and tuple(inspect.signature(function).parameters) == parameters
+        and [*inspect.signature(function).parameters] == parameters
         and not inspect.iscoroutinefunction(function)
         and not inspect.isasyncgenfunction(function)
     ):
