@@ -139,14 +139,13 @@ def view_of(policy: Policy, *, with_outcomes: bool = True) -> View:
     )
 
 
-def id_of(policy: str, stream: str, version: int, number: int) -> str:
-    """A wish's id: the same whenever, wherever and by which version of the policy it is made."""
-    return _id(policy, (policy, stream, version, number))
+def id_of(*place: str | int) -> str:
+    """A wish's id: the same whenever, wherever and by which version of the policy it is made.
 
-
-def _id(policy: str, place: tuple[str | int, ...]) -> str:
+    The place is the policy's name; the event's stream and version, or the message's place; and the wish's number.
+    """
     digest = hashlib.blake2b(msgspec.json.encode(place), digest_size=20).digest()
-    return f"{policy}~{base64.b32encode(digest).decode().lower()}"
+    return f"{place[0]}~{base64.b32encode(digest).decode().lower()}"
 
 
 # ── the wish ──
@@ -164,11 +163,7 @@ def of_message(
     Each counts as a wish of the stream that it goes to, at the message's offset: that is their order, and there its `then`,
     `otherwise` and `later` go, too. `at` is of what has no stream. Raises BadWish, and whatever `receive` raises.
     """
-
-    def ident(number: int) -> str:
-        return _id(str(place[0]), (*place, number))
-
-    return [*_made_of(received, ident, at, partitions)]
+    return [*_made_of(received, partial(id_of, *place), at, partitions)]
 
 
 def dead_message(place: Sequence[str | int], at: At, why: str) -> Wish:
@@ -178,7 +173,7 @@ def dead_message(place: Sequence[str | int], at: At, why: str) -> Wish:
 
 def id_of_message(place: Sequence[str | int]) -> str:
     """Of its dead letter."""
-    return _id(str(place[0]), (*place, "message"))
+    return id_of(*place, "message")
 
 
 def _made_of(
