@@ -49,11 +49,10 @@ class Policies:
         self._webhooks = Webhooks(settings, name)
         self._receivers: dict[str, Receiver] = {}
         sources = {one.name for one in policies if one.source}
-        self._relays = {
-            "relay": Relay(settings, name, lambda: self._partitions(sources, of=False), self._webhooks.kick)
-        }
+        others = {one.name for one in policies} - sources
+        self._relays = {"relay": Relay(settings, name, partial(self.partitions, others), self._webhooks.kick)}
         if sources:
-            mine = partial(self._partitions, sources, of=True)
+            mine = partial(self.partitions, sources)
             self._relays["relay of sources"] = Relay(settings, f"{name} of sources", mine, yields=True)
 
     async def run(self) -> None:
@@ -62,18 +61,9 @@ class Policies:
         threads = 10 + 3 * len(self.policies) + sum(one.in_flight for one in self.settings.webhooks.values())
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(threads))
         relays = [self.parts.task(what, asyncio.to_thread(one.run)) for what, one in self._relays.items()]
-        hosted = [
-            self.parts.task(
-                f"policy {one.name}", self._host(f"policy {one.name}", partial(self._react, one)), may_return=True
-            )
-            for one in self.policies
-        ] + [
-            self.parts.task(
-                f"source {one.name}", self._host(f"source {one.name}", partial(self._receive, one)), may_return=True
-            )
-            for one in self.policies
-            if one.source
-        ]
+        starts = {f"policy {one.name}": partial(self._react, one) for one in self.policies}
+        starts |= {f"source {one.name}": partial(self._receive, one) for one in self.policies if one.source}
+        hosted = [self.parts.task(who, self._host(who, start), may_return=True) for who, start in starts.items()]
         webhooks = self.parts.task("webhooks", self._webhooks.run())
         await self._ended.wait()
         self.parts.over()
@@ -95,14 +85,10 @@ class Policies:
             self.error = error
             self._ended.set()
 
-    def partitions(self) -> set[tuple[str, int]]:
-        """The (policy, partition) that this process has now. Thread-safe."""
-        agents = [*self._agents.items()]
+    def partitions(self, of: Set[str]) -> set[tuple[str, int]]:
+        """The (policy, partition) of these policies that this process has now. Thread-safe."""
+        agents = [(name, agent) for name, agent in [*self._agents.items()] if name in of]
         return {(name, partition) for name, agent in agents for partition in agent.reader.own_partitions}
-
-    def _partitions(self, sources: Set[str], *, of: bool) -> set[tuple[str, int]]:
-        """Those of sources, or of the other policies."""
-        return {one for one in self.partitions() if (one[0] in sources) is of}
 
     def _react(self, policy: Policy) -> Coroutine[None, None, None]:
         """The policy's agent, as it runs."""

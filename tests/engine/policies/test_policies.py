@@ -208,7 +208,7 @@ def test_what_a_policy_wished_before_it_stopped_is_sent_on_time(
     ):
         send(world, open_account("1"), open_account("2"), deposit("1", "d1", 6), deposit("1", "d2", 7))
         until(lambda: "this policy has a defect" in caplog.text, "it says why it stops")
-        assert len(late.partitions()) == world.partitions
+        assert len(late.partitions({"late"})) == world.partitions
         until(lambda: balance(world, "2") == 6, "the timer goes off")
 
 
