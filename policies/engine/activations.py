@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import LiteralString, NamedTuple
 
 import msgspec
@@ -30,10 +30,12 @@ from infra.processes.faultpoints import reach
 from infra.settings import Settings
 from policies.engine.policy import LowerVersion, Policy, agent_of, discover
 from policies.engine.source import Source
+from projections.engine.fold.as_of import BadMoment
 from projections.engine.store.positions import lock_positions, read_positions, set_generation
 from projections.engine.views.view import CORE
 
 REMOVED = 0
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EVER = "-infinity"
 APPEND_S = 4.0
 """Shorter than PostgreSQL lets a session be idle in a transaction. Other processes wait for its locks."""
@@ -483,11 +485,10 @@ def _json(messages: Messages | None) -> str | None:
 
 
 class Move(NamedTuple):
-    """An operator moves a source to this place. `lost`: partitions that end before what was received; `by_id`: own ids count."""
+    """An operator moves a source to this place. `lost`: partitions that end before what was received."""
 
     to: Messages
     lost: Set[int]
-    by_id: bool
 
 
 def begin_of(settings: Settings, source: Source) -> Messages:
@@ -509,7 +510,12 @@ def _require_own(connection: Connection, policy: str, begin: Messages) -> None:
 
 
 def _place_in(settings: Settings, source: Source, where: str | datetime, received: Messages | None = None) -> Move:
-    """`received` was read before: of a topic with traffic, what is received now is behind the ends that are asked for here."""
+    """`received` was read before: of a topic with traffic, what is received now is behind the ends that are asked for here.
+
+    Raises BadMoment, SourceLostItsEnd.
+    """
+    if isinstance(where, datetime) and where < _EPOCH:  # Kafka takes -1 ms for the topic's end
+        raise BadMoment(f"{where} is before 1970.", "Write a later time, or earliest.")
     theirs, name = settings.of_source(source.name)
     topic = topics.describe(theirs, name)
     offsets = topic.first if where == "earliest" else topic.end
@@ -517,7 +523,12 @@ def _place_in(settings: Settings, source: Source, where: str | datetime, receive
         offsets = offsets | topics.offsets_at(theirs, topic, int(where.timestamp() * 1000))
     at = received.offsets if received and received.topic_id == topic.id else {}
     lost = {number for number, end in topic.end.items() if at.get(number, 0) > end}
-    return Move(Messages(topic.id, offsets), lost, source.goes_by_id(settings))
+    if lost and not source.goes_by_id(settings):
+        raise SourceLostItsEnd(
+            f"Topic '{name}' has lost messages that were received: new ones get offsets that stand for those.",
+            'They would be taken for repeats. Name another topic in SAMEFOLD_SOURCES, or count messages\' own ids: DEDUP = "id".',
+        )
+    return Move(Messages(topic.id, offsets), lost)
 
 
 def _received(connection: Connection, policy: str, known: Sequence[Activation]) -> Messages | None:
@@ -537,7 +548,7 @@ def _messages_at(
     """Where a source's next activation begins, its positions locked; None of another policy.
 
     It never goes back in a topic, nor in one to which it returns: what it receives again would wait for outcomes that were read
-    before. Raises OldEventsLeft, SourceLostItsEnd.
+    before. Raises OldEventsLeft.
     """
     to, received = move.to if move else begin, _received(connection, policy, known)
     if received is None:
@@ -555,14 +566,10 @@ def _messages_at(
             f"{'partition' if len(left) == 1 else 'partitions'} {', '.join(map(str, left))} of its topic.",
             "Run the code with that version until it has received them, then this code.",
         )
+    if to is None:
+        return received
     lost = move.lost if move else set()
-    if move and lost and not move.by_id:
-        raise SourceLostItsEnd(
-            f"The topic of source '{policy}' has lost messages that were received: new ones get offsets that stand for those.",
-            'They would be taken for repeats. Name another topic in SAMEFOLD_SOURCES, or count messages\' own ids: DEDUP = "id".',
-        )
-    offsets = {p: offset if p in lost else max(offset, at.get(p, 0)) for p, offset in to.offsets.items()} if to else at
-    return Messages(received.topic_id, offsets)
+    return Messages(to.topic_id, {p: max(offset, 0 if p in lost else at.get(p, 0)) for p, offset in to.offsets.items()})
 
 
 def _set_messages(connection: Connection, policy: str, number: int, messages: Messages, *, moves: bool) -> None:

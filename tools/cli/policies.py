@@ -57,9 +57,7 @@ def reposition(
     settings, policy = Settings(), require_policy(name)
     if policy.source is None:
         raise typer.BadParameter(f"'{name}' has no SOURCE: it reacts to events", param_hint="'NAME'")
-    moment = to if to in ("earliest", "end") else parse_as_of(to, datetime.now(UTC))
-    if not isinstance(moment, datetime | str):
-        raise typer.BadParameter("it is earliest, end or a time, not positions", param_hint="'--to'")
+    moment = to if to in ("earliest", "end") else _past(to, datetime.now(UTC), "--to", "messages")
     confirm(
         f"'{name}' goes on from {to} in each partition, or from where it is if that is later. What it has not received before "
         "that, it never will. Continue?",
@@ -89,17 +87,23 @@ def resume(
     """Let policies go on in a new database. Commands are wished again, and decided once; posts are made of events since WHEN."""
     now = datetime.now(UTC)
     words: dict[str, datetime | str] = {"now": now, "beginning": activations.EVER}
-    moment = words.get(posts_from) or parse_as_of(posts_from, now)
-    if not isinstance(moment, datetime | str):
-        raise typer.BadParameter("it is a time, not positions", param_hint="'--posts-from'")
-    if isinstance(moment, datetime) and moment > now:
-        raise typer.BadParameter(
-            f"{moment} is in the future: posts of all events until then would be left out", param_hint="'--posts-from'"
-        )
+    moment = words.get(posts_from) or _past(posts_from, now, "--posts-from", "posts of all events")
     found, by = activations.resume(Settings(), name, moment, also_live=yes)
     result = {"policies": found, "posts_from": f"{moment}", "by": by}
     line = f"{', '.join(found)}: posts are made of events since {moment}. Decided by {by}."
     terminal.show(result, lambda _: [line], as_json=as_json)
+
+
+def _past(text: str, now: datetime, option: str, what: str) -> datetime:
+    """A time that is not after `now`. Raises BadParameter, BadMoment."""
+    moment = parse_as_of(text, now)
+    if not isinstance(moment, datetime):
+        raise typer.BadParameter("it is a time, not positions", param_hint=f"'{option}'")
+    if moment > now:
+        raise typer.BadParameter(
+            f"{moment} is in the future: {what} until then would be left out", param_hint=f"'{option}'"
+        )
+    return moment
 
 
 def _show(made: Activation, also: str = "", *, as_json: bool) -> None:

@@ -176,6 +176,22 @@ def test_a_source_that_can_not_be_asked_has_not_received_all(code: dict[str, Pol
     assert line.endswith("No source 'billing' is configured.")
 
 
+@pytest.mark.parametrize(
+    ("to", "why"),
+    [
+        ("1969-12-31T23:59:59.999Z", "is before 1970.\n  → Write a later time, or earliest."),
+        ("2999-01-01T00:00:00Z", "is in the future"),
+        ("0:1", "it is a time, not positions"),
+    ],
+)
+def test_a_source_goes_on_from_no_time_that_can_not_be_meant(
+    code: dict[str, Policy], cli: Samefold, to: str, why: str
+) -> None:
+    code["from_billing"] = source()
+    done = cli("policies", "reposition", "from_billing", "--yes", "--to", to)
+    assert (done.returncode, why in done.stderr) == (2, True), done.stderr
+
+
 def test_a_policy_that_does_not_exist_is_wrong_usage(cli: Samefold) -> None:
     unknown = cli("policies", "switch", "nonsense")
     assert unknown.returncode == 2

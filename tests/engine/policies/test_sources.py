@@ -38,6 +38,7 @@ from policies.engine.operate import Which, retry, wishes
 from policies.engine.policy import Policy, policy_of
 from policies.engine.process import Policies
 from policies.engine.receiver import Receiver, SourceRecreated, SourceTrimmed
+from projections.engine.fold.as_of import BadMoment
 from tests.engine.api.api import agent, in_a_loop
 from tests.engine.policies.publishers import publisher
 from tests.engine.policies.test_policies import FORWARD, balance, open_wishes
@@ -276,11 +277,14 @@ def test_a_source_begins_where_its_setting_says(world: Settings) -> None:
     later = topics.describe(world, billing.topic)
     moment = "2100-01-01T00:00:00Z"
     begins = {"earliest": (0, 0, 0), "end": (1, 1, 1), moment: (1, 1, 1), "1999-01-01T00:00:00Z": (0, 0, 0)}
+    found = source().source
+    assert found is not None
     for begin, offsets in begins.items():
         settings = world.model_copy(update={"sources": {"billing": Source(topic=billing.topic, begin=begin)}})
-        found = source().source
-        assert found is not None
         assert begin_of(settings, found) == Messages(later.id, dict(enumerate(offsets)))
+    early = Source(topic=billing.topic, begin="1969-12-31T23:59:59.999Z")
+    with pytest.raises(BadMoment, match="before 1970"):
+        begin_of(world.model_copy(update={"sources": {"billing": early}}), found)
 
 
 @pytest.mark.slow
