@@ -173,11 +173,9 @@ class Source(BaseModel):
     def _require_consistent(self) -> Self:
         if (self.topic is None) == (not self.secrets):
             raise ValueError("it has either a topic, or the secrets of a webhook")
-        others = self.model_fields_set & {*_OF_KAFKA} - {"bootstrap"}
-        if others and not (self.topic and self.bootstrap):
-            raise ValueError(
-                f"{', '.join(sorted(others))} belong to the bootstrap of another Kafka, which is not given"
-            )
+        others = self.model_fields_set & {*_OF_KAFKA}
+        if (others - {"bootstrap"} or self.bootstrap) and not (self.topic and self.bootstrap):
+            raise ValueError(f"a topic of another Kafka has {', '.join(sorted(others))}: give topic and bootstrap, too")
         if self.security_protocol.startswith("SASL") and not (
             self.sasl_mechanism and self.sasl_username and self.sasl_password
         ):
@@ -413,11 +411,10 @@ class Settings(BaseSettings):
 
     def of_source(self, name: str) -> tuple[Self, str]:
         """These settings with the Kafka of a source, and its topic. Raises NotConfigured."""
-        source = self.source(name)
-        if source.bootstrap is None:
-            return self, source.topic or self.inbox_topic
-        theirs = self.model_copy(update={f"kafka_{key}": getattr(source, key) for key in _OF_KAFKA})
-        theirs._source = name
+        source, theirs = self.source(name), self
+        if source.bootstrap:
+            theirs = self.model_copy(update={f"kafka_{key}": getattr(source, key) for key in _OF_KAFKA})
+            theirs._source = name
         return theirs, source.topic or self.inbox_topic
 
     def of_kafka(self, key: str) -> str:

@@ -221,6 +221,14 @@ def test_a_setting_of_an_earlier_release_is_refused_with_what_holds_now(
         ({"log_level": "LOUD"}, "SAMEFOLD_LOG_LEVEL"),
         ({"events_topic": "commands"}, "must differ"),
         ({"kafka_security_protocol": "SASL_SSL", "kafka_sasl_mechanism": "PLAIN"}, "_username and _password"),
+        (
+            {"sources": {"shop": {"secrets": ["s"], "bootstrap": "k:9092"}}},
+            "SAMEFOLD_SOURCES, shop: .* topic and bootstrap",
+        ),
+        (
+            {"sources": {"shop": {"topic": "t", "ssl_ca_location": "ca"}}},
+            "SAMEFOLD_SOURCES, shop: .* topic and bootstrap",
+        ),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(wrong: dict[str, object], named: str) -> None:
