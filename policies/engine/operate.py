@@ -165,24 +165,21 @@ _RECEIVED = "select policy, partition, topic_id, next_offset from source_positio
 
 def _source_now(settings: Settings, name: str, at: Mapping[int, tuple[str, int]]) -> SourceNow:
     topic_name, problem, behind = "", None, None
+    received = {number: offset for number, (_, offset) in at.items()}
     try:
         theirs, topic_name = settings.of_source(name)
         topic = topics.describe(theirs, topic_name, admin=topics.Admin(theirs, THEIRS_S))
         if {topic_id for topic_id, _ in at.values()} <= {topic.id}:
-            next_ = {number: at[number][1] if number in at else first for number, first in topic.first.items()}
-            behind = sum(topic.end[number] - offset for number, offset in next_.items())
-            gaps = [
-                f"{topic_name}[{n}]@{offset}"
-                for n, offset in next_.items()
-                if not topic.first[n] <= offset <= topic.end[n]
-            ]
-            if gaps:
+            comes = topic.first | received
+            behind = sum(topic.end[n] - offset for n, offset in comes.items())
+            beyond = {n: offset for n, offset in comes.items() if not topic.first[n] <= offset <= topic.end[n]}
+            if gaps := [f"{topic_name}[{n}]@{offset}" for n, offset in beyond.items()]:
                 problem = f"The topic does not hold what comes next at {', '.join(gaps)}."
         else:
             problem = f"Topic '{topic_name}' was made anew."
     except SamefoldError as error:
         problem = error.message
-    return SourceNow(name, topic_name, {number: offset for number, (_, offset) in at.items()}, behind, problem)
+    return SourceNow(name, topic_name, received, behind, problem)
 
 
 class PolicyState(NamedTuple):
@@ -342,8 +339,8 @@ def _receive_again(
 ) -> int:
     """Receive those of these that are messages which could not be received by this code; how many it could."""
     dead: dict[str, list[tuple[str, str, int]]] = {}
-    for policy, *one in connection.execute(_MESSAGES, (ids,)).fetchall():
-        dead.setdefault(policy, []).append((one[0], one[1], one[2]))
+    for policy, ident, place, offset in connection.execute(_MESSAGES, (ids,)).fetchall():
+        dead.setdefault(policy, []).append((ident, place, offset))
     received, known = 0, declared.discover() if dead else {}
     for policy, found in dead.items():
         code = known.get(policy)

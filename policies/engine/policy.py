@@ -125,7 +125,7 @@ def policy_of(module: ModuleType) -> Policy:
         )
     if hasattr(module, "SOURCE"):
         source, version = source_of(module, BadPolicy), version_of(module, f"policies/{name}.py", BadPolicy)
-        return Policy(name, version, _nothing, frozenset(), _on_poison(module, name), source)
+        return Policy(name, version, lambda *_: (), frozenset(), _on_poison(module, name), source)
     version, function, subscription = declared(module, "react", "Iterable[Send | Post]")
     return Policy(name, version, function, subscription, _on_poison(module, name))
 
@@ -135,10 +135,6 @@ def _on_poison(module: ModuleType, name: str) -> Literal["stop", "park"]:
     if on_poison not in ("stop", "park"):
         raise BadPolicy(f"Policy '{name}' has ON_POISON = {on_poison!r}.", 'It is "stop" (the default) or "park".')
     return on_poison
-
-
-def _nothing(_event: Any, _at: At) -> Iterable[Send | Post]:
-    return ()
 
 
 def declared(module: ModuleType, name: str, result: str) -> tuple[int, Callable[[Any, At], Any], frozenset[type]]:
