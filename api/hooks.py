@@ -56,6 +56,7 @@ def router_of(hooks: Iterable[Hook]) -> APIRouter:
             methods=["POST"],
             name=f"Webhook {hook.name}",
             description=f"Signed by Standard Webhooks' {ID}, {TIMESTAMP}, {SIGNATURE}, or as the policy's `verify` wants.",
+            operation_id=f"hooks_{hook.name.replace('-', '_')}",
             tags=["hooks"],
             status_code=202,
             response_model=dict[str, Any],
