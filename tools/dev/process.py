@@ -53,7 +53,7 @@ class StopFailed(SamefoldError):
     """A service of the stack could not be ended."""
 
 
-def start(service: Service, seconds: float = 60) -> None:
+def start(service: Service, seconds: float = 180) -> None:
     """Returns when it answers. Raises StartFailed, with the end of its log, when it dies or `seconds` pass."""
     service.folder.mkdir(parents=True, exist_ok=True, mode=0o711)
     deadline = time.monotonic() + seconds
