@@ -17,6 +17,7 @@ import difflib
 import json
 import os
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NoReturn, Self
 from urllib.parse import urlsplit
@@ -48,6 +49,7 @@ from pydantic_settings import (
 from infra.errors import BadSettings, NotConfigured
 
 PREFIX = "SAMEFOLD_"
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DEV_ENV = "dev.env"
 OF_ISSUER = frozenset({"jwt_issuer", "jwt_audience", "jwt_keys"})
 """They belong together: where one is named, the development stack gives none of the others."""
@@ -173,7 +175,11 @@ class Source(BaseModel):
     def _require_consistent(self) -> Self:
         if (self.topic is None) == (not self.secrets):
             raise ValueError("it has either a topic, or the secrets of a webhook")
+        if isinstance(self.begin, datetime) and self.begin < EPOCH:
+            raise ValueError("begin is before 1970: write a later time, or earliest")
         others = self.model_fields_set & {*_OF_KAFKA}
+        if others and self.secrets:
+            raise ValueError(f"a webhook's messages are in this service's Kafka: leave out {', '.join(sorted(others))}")
         if (others - {"bootstrap"} or self.bootstrap) and not (self.topic and self.bootstrap):
             raise ValueError(f"a topic of another Kafka has {', '.join(sorted(others))}: give topic and bootstrap, too")
         if self.security_protocol.startswith("SASL") and not (
@@ -416,6 +422,11 @@ class Settings(BaseSettings):
             theirs = self.model_copy(update={f"kafka_{key}": getattr(source, key) for key in _OF_KAFKA})
             theirs._source = name
         return theirs, source.topic or self.inbox_topic
+
+    @property
+    def is_others(self) -> bool:
+        """Whether its Kafka is that of a source."""
+        return bool(self._source)
 
     def of_kafka(self, key: str) -> str:
         """What the setting is called that has `key` of this Kafka: `bootstrap`, `ssl_ca_location` and others."""

@@ -403,7 +403,8 @@ def is_denied(error: KafkaError) -> bool:
 
 def denied(settings: Settings, error: KafkaError, right: str) -> KafkaRefused:
     """The error for a missing ACL; `right` says which, such as "Read of topic 'events'"."""
-    return KafkaRefused(f"An ACL of Kafka is missing{_of(settings)}: {right} ({error.str()}).", f"Add it: {ACLS}.")
+    hint = "Let the other team add it: docs/sources.md has the rights" if settings.is_others else f"Add it: {ACLS}"
+    return KafkaRefused(f"An ACL of Kafka is missing{_of(settings)}: {right} ({error.str()}).", f"{hint}.")
 
 
 def _of(settings: Settings) -> str:

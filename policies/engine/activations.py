@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import LiteralString, NamedTuple
 
 import msgspec
@@ -27,7 +27,7 @@ from infra.log.records import ENVELOPE, time_of, unreadable
 from infra.log.rule import START, Reading, read
 from infra.processes.engines import Progress, Silent
 from infra.processes.faultpoints import reach
-from infra.settings import Settings
+from infra.settings import EPOCH, Settings
 from policies.engine.policy import LowerVersion, Policy, agent_of, discover
 from policies.engine.source import Source
 from projections.engine.fold.as_of import BadMoment
@@ -35,7 +35,6 @@ from projections.engine.store.positions import lock_positions, read_positions, s
 from projections.engine.views.view import CORE
 
 REMOVED = 0
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EVER = "-infinity"
 APPEND_S = 4.0
 """Shorter than PostgreSQL lets a session be idle in a transaction. Other processes wait for its locks."""
@@ -514,7 +513,7 @@ def _place_in(settings: Settings, source: Source, where: str | datetime, receive
 
     Raises BadMoment, SourceLostItsEnd.
     """
-    if isinstance(where, datetime) and where < _EPOCH:  # Kafka takes -1 ms for the topic's end
+    if isinstance(where, datetime) and where < EPOCH:  # Kafka takes -1 ms for the topic's end
         raise BadMoment(f"{where} is before 1970.", "Write a later time, or earliest.")
     theirs, name = settings.of_source(source.name)
     topic = topics.describe(theirs, name)

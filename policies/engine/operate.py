@@ -170,7 +170,7 @@ def _source_now(settings: Settings, name: str, at: Mapping[int, tuple[str, int]]
         theirs, topic_name = settings.of_source(name)
         topic = topics.describe(theirs, topic_name, admin=topics.Admin(theirs, THEIRS_S))
         if {topic_id for topic_id, _ in at.values()} <= {topic.id}:
-            comes = topic.first | received
+            comes = {n: received.get(n, first) for n, first in topic.first.items()}
             behind = sum(topic.end[n] - offset for n, offset in comes.items())
             beyond = {n: offset for n, offset in comes.items() if not topic.first[n] <= offset <= topic.end[n]}
             if gaps := [f"{topic_name}[{n}]@{offset}" for n, offset in beyond.items()]:

@@ -232,6 +232,8 @@ class Receiver:
                 (at, self.policy.name, number),
             )
         first, end = self._topic.first[number], self._topic.end[number]
+        if at > end:  # another process may have received what came since the topic was described
+            end = topics.describe(self._theirs, self._topic.name, admin=self._admin).end[number]
         if version != self.policy.version:
             what = f"the next messages belong to version {version}, and this code has {self.policy.version}"
             self._status.wrong(
@@ -337,12 +339,12 @@ class Receiver:
                 ends, self._is_assigned = {}, False
             elif not is_again:
                 self._begun.add(number)
-        self._receive(connection, kept, ends)
-        for number in tried - self._places.keys():  # this process lives: the message failed, and is tried again
-            connection.execute(_TRY, (None, self.policy.name, number))
+        if self._receive(connection, kept, ends):
+            for number in tried - self._places.keys():  # this process lives: the message failed, and is tried again
+                connection.execute(_TRY, (None, self.policy.name, number))
 
-    def _receive(self, connection: Connection, raws: Sequence[Raw], ends: Mapping[int, int]) -> None:
-        """Write what the messages lead to, and move the positions, in one transaction."""
+    def _receive(self, connection: Connection, raws: Sequence[Raw], ends: Mapping[int, int]) -> bool:
+        """Write what the messages lead to, and move the positions, in one transaction; False if it was fenced."""
         handled, after, failed, rest = in_main_thread(partial(self._handle, raws))
         self._kept = rest, ends
         at_end = set() if rest else ends.keys() & self._places.keys() - failed.keys()
@@ -356,7 +358,7 @@ class Receiver:
             except (_Fenced, errors.DeadlockDetected):
                 log.info("source %s: a batch was fenced; reading the positions again", self.policy.name)
                 self._again()
-                return
+                return False
             reach("messages received")
             for result, count in counts.items():
                 metrics.SOURCE_MESSAGES.labels(self.policy.name, result).inc(count)
@@ -377,6 +379,7 @@ class Receiver:
         for number, failure in failed.items():
             self._again_s[number] = min(2 * self._again_s.get(number, AGAIN_S / 2), MOST_AGAIN_S)
             self._stops(number, failure, self._again_s[number])
+        return True
 
     def _handle(self, raws: Sequence[Raw]) -> tuple[list[Handled], dict[int, int], dict[int, MessageFailed], list[Raw]]:
         """What became of the messages, up to MOST_WISHES_AT_ONCE and for WORK_S, and those that are left.

@@ -62,7 +62,10 @@ class PolicyWorker(Worker):
         self._activations: list[activations.Activation] = []
 
     def begin(self, connection: Connection, contract: Contract) -> Positions | None:
+        """As that of views. Raises NotConfigured too."""
         check_contract(connection, contract)
+        if source := self.policy.source:
+            self.settings.source(source.name)  # without it, no messages come: let another process have the partitions
         activations.start_new(self.settings, connection, self.policy)
         return self.read(connection)
 

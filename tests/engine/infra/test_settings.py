@@ -223,7 +223,11 @@ def test_a_setting_of_an_earlier_release_is_refused_with_what_holds_now(
         ({"kafka_security_protocol": "SASL_SSL", "kafka_sasl_mechanism": "PLAIN"}, "_username and _password"),
         (
             {"sources": {"shop": {"secrets": ["s"], "bootstrap": "k:9092"}}},
-            "SAMEFOLD_SOURCES, shop: .* topic and bootstrap",
+            "SAMEFOLD_SOURCES, shop: .* leave out bootstrap",
+        ),
+        (
+            {"sources": {"shop": {"topic": "t", "begin": "1969-12-31T23:59:59.999Z"}}},
+            "SAMEFOLD_SOURCES, shop: .* before 1970",
         ),
         (
             {"sources": {"shop": {"topic": "t", "ssl_ca_location": "ca"}}},

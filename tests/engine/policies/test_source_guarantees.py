@@ -179,6 +179,21 @@ def test_of_two_receivers_of_a_partition_one_counts(billing: Billing) -> None:
 
 
 @pytest.mark.slow
+def test_an_attempt_that_was_fenced_stays_noted(billing: Billing, caplog: pytest.LogCaptureFixture) -> None:
+    """The other process may be one that the message has not ended yet."""
+    world, frozen = billing.settings, Frozen()
+    one = Receiver(world, frozen.policy(), "p1", lambda: {0})
+    say(billing, 1)
+    with caplog.at_level("INFO"), beside(one.run, one.stop, "the receiver"):
+        until(frozen.has_begun.is_set, "it has the message in hand")
+        with connect(world, "the other process") as db:
+            db.execute("update source_positions set next_offset = next_offset + 1")
+        frozen.goes_on.set()
+        until(lambda: "a batch was fenced" in caplog.text, "it is fenced")
+    assert scalar(world, "select attempt is not null from source_positions where partition = 0")
+
+
+@pytest.mark.slow
 def test_a_receiver_that_looks_while_another_one_writes_the_first_position_goes_on_from_it(billing: Billing) -> None:
     world = billing.settings
     waits = "select count(*) from pg_locks where not granted"

@@ -5,6 +5,7 @@ Messages are received once in effect, whatever they look like, and however often
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -38,7 +39,6 @@ from policies.engine.operate import Which, retry, wishes
 from policies.engine.policy import Policy, policy_of
 from policies.engine.process import Policies
 from policies.engine.receiver import Receiver, SourceRecreated, SourceTrimmed
-from projections.engine.fold.as_of import BadMoment
 from tests.engine.api.api import agent, in_a_loop
 from tests.engine.policies.publishers import publisher
 from tests.engine.policies.test_policies import FORWARD, balance, open_wishes
@@ -282,9 +282,6 @@ def test_a_source_begins_where_its_setting_says(world: Settings) -> None:
     for begin, offsets in begins.items():
         settings = world.model_copy(update={"sources": {"billing": Source(topic=billing.topic, begin=begin)}})
         assert begin_of(settings, found) == Messages(later.id, dict(enumerate(offsets)))
-    early = Source(topic=billing.topic, begin="1969-12-31T23:59:59.999Z")
-    with pytest.raises(BadMoment, match="before 1970"):
-        begin_of(world.model_copy(update={"sources": {"billing": early}}), found)
 
 
 @pytest.mark.slow
@@ -414,6 +411,48 @@ def test_a_process_receives_the_partitions_that_it_has_of_the_log(billing: Billi
     assert not is_at(2, 1)
 
 
+@pytest.mark.slow
+def test_a_process_without_the_setting_leaves_its_share_to_the_others(
+    billing: Billing, caplog: pytest.LogCaptureFixture
+) -> None:
+    without = billing.settings.model_copy(update={"sources": {}})
+    with running(billing, source()):
+        billing.say({"account": "a", "cents": 1})
+        all_received(billing)
+        with in_a_loop(lambda: Policies(without, [source()], "p2"), "p2"):
+            until(lambda: "policy from_billing: not-configured" in caplog.text, "its agent does not begin")
+            for partition in range(3):
+                billing.say({"account": "a", "cents": 1}, partition=partition)
+            all_received(billing)
+
+
+@pytest.mark.slow
+def test_what_another_process_has_received_meanwhile_is_no_end_that_was_lost(
+    billing: Billing, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world, describe, asked = billing.settings, topics.describe, Counter[bool]()
+    one = Receiver(world, source(), "p1", lambda: {0})
+
+    def behind(*arguments: Any, **named: Any) -> topics.Topic:
+        found = describe(*arguments, **named)
+        is_receiver = threading.current_thread() is not threading.main_thread() and found.name == billing.topic
+        asked[is_receiver] += 1
+        if is_receiver and asked[True] == 2:
+            billing.say({"account": "a", "cents": 1})
+            with connect(world, "the other process") as db:
+                db.execute("insert into source_positions values ('from_billing', 0, %s, 1, 1)", [found.id])
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(topics, "describe", behind)
+        with beside(one.run, one.stop, "the receiver"):
+            until(lambda: asked[True] > 2, "it has looked")
+            billing.say({"account": "a", "cents": 1}, ident="2")
+            until(lambda: received(world) == 2, "it goes on from there")
+    assert "source-trimmed" not in caplog.text
+
+
+@pytest.mark.slow
 def test_more_partitions_are_taken_up(billing: Billing) -> None:
     world = billing.settings
     with running(billing, source()), handler(world), agent(world):
