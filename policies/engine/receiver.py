@@ -37,7 +37,6 @@ from policies.engine.messages import Handled, MessageFailed, Raw, Reception, Res
 from policies.engine.outbox import Cause, Wish, write_of_messages
 from policies.engine.policy import Policy
 from projections.engine.live.worker import ONE_AT_A_TIME, code_of_authors
-from projections.engine.store.positions import Attempt
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +79,15 @@ class _Place(NamedTuple):
     stop: int | None
 
 
+class _Attempt(NamedTuple):
+    """What a process received first of a partition, how often in a row, and a hash of the code."""
+
+    first: int
+    last: int
+    number: int
+    code: str
+
+
 class Receiver:
     """One source of this process. `run` blocks until `stop`, in a thread of its own.
 
@@ -99,8 +107,9 @@ class Receiver:
         """By partition that is received now."""
         self._waiting: dict[int, float] = {}
         """By partition of this process that is not, when to look where it goes on."""
-        self._before: dict[int, Attempt] = {}
+        self._before: dict[int, _Attempt] = {}
         """By partition, the attempt that was noted when this process looked where to go on."""
+        self._code = code_of_authors()
         self._begun: set[int] = set()
         """Partitions of which this process has received what it began with."""
         self._again_s: dict[int, float] = {}
@@ -221,7 +230,7 @@ class Receiver:
         ours = (self.policy.name, number, self._topic.id, begin, known[-1].number)
         [(at, attempt)] = connection.execute(_BEGIN, ours).fetchall()
         if attempt and number not in self._begun:
-            self._before[number] = Attempt(*attempt)
+            self._before[number] = _Attempt(*attempt)
         while (version := version_at(here, number, at)) == REMOVED:
             starts = [one.positions[number].next_offset for one in here]
             if (after := min((start for start in starts if start > at), default=None)) is None:
@@ -317,14 +326,14 @@ class Receiver:
 
         It then receives them one by one. A message that ended ATTEMPTS processes is none that can be received.
         """
-        code, kept, tried = code_of_authors(), [*raws], set[int]()
+        kept, cut, tried = [*raws], list[Raw](), set[int]()
         for number in {raw.partition for raw in raws} & self._places.keys() - self._begun:
             mine = [raw.offset for raw in raws if raw.partition == number and raw.offset >= self._places[number].offset]
             if not mine:
                 continue
             before = self._before.get(number)
-            is_again = before is not None and before.code == code and before.last >= mine[0]
-            now = Attempt(mine[0], mine[0] if is_again else mine[-1], number=1, code=code)
+            is_again = before is not None and before.code == self._code and before.last >= mine[0]
+            now = _Attempt(mine[0], mine[0] if is_again else mine[-1], 1, self._code)
             if before and is_again and before[:2] == now[:2]:
                 now = now._replace(number=before.number + 1)
             if (place := (number, mine[0])) not in self._reception.ended:
@@ -335,11 +344,13 @@ class Receiver:
                     tried.add(number)
                 connection.execute(_TRY, (Json(now), self.policy.name, number))
             if now.last < mine[-1]:
+                cut += [raw for raw in kept if raw.partition == number and raw.offset > now.last]
                 kept = [raw for raw in kept if raw.partition != number or raw.offset <= now.last]
-                ends, self._is_assigned = {}, False
             elif not is_again:
                 self._begun.add(number)
-        if self._receive(connection, kept, ends):
+        is_written = self._receive(connection, kept, {} if cut else ends)
+        self._kept = [*self._kept[0], *cut], ends
+        if is_written:
             for number in tried - self._places.keys():  # this process lives: the message failed, and is tried again
                 connection.execute(_TRY, (None, self.policy.name, number))
 

@@ -12,10 +12,12 @@ from collections.abc import Iterable
 import msgspec
 import psycopg
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
+from psycopg.types.json import Json
 
 from domain.accounts import Deposit
 from infra.database.connect import connect
+from infra.log import clients
 from infra.processes import faultpoints
 from infra.processes.faultpoints import Point
 from infra.settings import Settings
@@ -23,6 +25,7 @@ from policies.engine import Received, Send
 from policies.engine.activations import switch
 from policies.engine.policy import Policy
 from policies.engine.receiver import Receiver
+from projections.engine.live.worker import code_of_authors
 from tests.engine.api.api import agent
 from tests.engine.policies import test_sources
 from tests.engine.policies.test_new_database import lose
@@ -191,6 +194,32 @@ def test_an_attempt_that_was_fenced_stays_noted(billing: Billing, caplog: pytest
         frozen.goes_on.set()
         until(lambda: "a batch was fenced" in caplog.text, "it is fenced")
     assert scalar(world, "select attempt is not null from source_positions where partition = 0")
+
+
+@pytest.mark.slow
+def test_what_a_process_began_with_and_did_not_end_is_tried_one_by_one_and_fetched_once(
+    billing: Billing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, assign, assigned, points = billing.settings, clients.assign, Counter[str](), Counter[Point]()
+    first, second = (Receiver(world, BY_PLACE, "p1", lambda: {0}) for _ in range(2))
+    with beside(first.run, first.stop, "a receiver"):
+        until(lambda: scalar(world, "select count(*) from source_positions") == 1, "it has begun")
+    numbers = range(1, 31)
+    say(billing, *numbers)
+    with connect(world, "as if it had been killed") as db:
+        attempt = Json([0, len(numbers) - 1, 1, code_of_authors()])
+        db.execute("update source_positions set attempt = %s", [attempt])
+
+    def counted(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        assigned.update(one.topic for one in partitions)
+        assign(consumer, partitions)
+
+    monkeypatch.setattr(clients, "assign", counted)
+    monkeypatch.setattr(faultpoints, "hook", lambda point: points.update([point]))
+    with beside(second.run, second.stop, "the next one"):
+        all_received(billing)
+    assert points["messages received"] == len(numbers)
+    assert assigned[billing.topic] == 1
 
 
 @pytest.mark.slow
