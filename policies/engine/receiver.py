@@ -324,32 +324,37 @@ class Receiver:
     def _attempt(self, connection: Connection, raws: Sequence[Raw], ends: Mapping[int, int]) -> None:
         """Receive what partitions begin with: noted before, so that the next process finds a message that ended this one.
 
-        It then receives them one by one. A message that ended ATTEMPTS processes is none that can be received.
+        It then receives those messages one by one, nothing else beside them. A message that ended ATTEMPTS processes is none that
+        can be received.
         """
-        kept, cut, tried = [*raws], list[Raw](), set[int]()
-        for number in {raw.partition for raw in raws} & self._places.keys() - self._begun:
-            mine = [raw.offset for raw in raws if raw.partition == number and raw.offset >= self._places[number].offset]
-            if not mine:
-                continue
-            before = self._before.get(number)
-            is_again = before is not None and before.code == self._code and before.last >= mine[0]
-            now = _Attempt(mine[0], mine[0] if is_again else mine[-1], 1, self._code)
-            if before and is_again and before[:2] == now[:2]:
-                now = now._replace(number=before.number + 1)
-            if (place := (number, mine[0])) not in self._reception.ended:
+        begins: dict[int, list[Raw]] = {}
+        for raw in raws:
+            place = self._places.get(raw.partition)
+            if place and raw.partition not in self._begun and raw.offset >= place.offset:
+                begins.setdefault(raw.partition, []).append(raw)
+        known = {number: one for number, one in self._before.items() if one.code == self._code}
+        again = [number for number, mine in begins.items() if number in known and known[number].last >= mine[0].offset]
+        if again:
+            begins = {again[0]: begins[again[0]][:1]}
+        tried = set[int]()
+        for number, mine in begins.items():
+            now = _Attempt(mine[0].offset, mine[-1].offset, 1, self._code)
+            if again and known[number][:2] == now[:2]:
+                now = now._replace(number=known[number].number + 1)
+            if (place_of := (number, now.first)) not in self._reception.ended:
                 if now.number > ATTEMPTS:  # the next process tries again: what ended the others may be outside the code
-                    self._reception.ended.add(place)
+                    self._reception.ended.add(place_of)
                     now = now._replace(number=0)
                 else:
                     tried.add(number)
                 connection.execute(_TRY, (Json(now), self.policy.name, number))
-            if now.last < mine[-1]:
-                cut += [raw for raw in kept if raw.partition == number and raw.offset > now.last]
-                kept = [raw for raw in kept if raw.partition != number or raw.offset <= now.last]
-            elif not is_again:
-                self._begun.add(number)
-        is_written = self._receive(connection, kept, {} if cut else ends)
-        self._kept = [*self._kept[0], *cut], ends
+        if again:
+            [[alone]] = begins.values()
+            is_written = self._receive(connection, [alone], {})
+            self._kept = [raw for raw in raws if raw is not alone], ends
+        else:
+            self._begun |= begins.keys()
+            is_written = self._receive(connection, raws, ends)
         if is_written:
             for number in tried - self._places.keys():  # this process lives: the message failed, and is tried again
                 connection.execute(_TRY, (None, self.policy.name, number))
